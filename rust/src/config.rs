@@ -1,0 +1,596 @@
+//! `config.json` and `generation_config.json` → [`Config`], with one [`LayerPlan`] a layer.
+//!
+//! Keys keep Hugging Face's names. Facts that follow from several keys (which layers own a cache, head
+//! sizes of full layers) are derived once, here, so that model code never looks at a key twice. Nothing
+//! here touches a tensor.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::{
+    aten::DType,
+    error::{Error, Result},
+    json::{Keys, read_object},
+};
+
+/// Upper bounds on sizes, several times what the largest member of the family has (31B: 60 layers,
+/// hidden 5,376, MLP 21,504, vocabulary 262,144), so that a broken file cannot ask for absurd memory.
+const MAX_LAYERS: usize = 512;
+const MAX_WIDTH: usize = 1 << 18;
+const MAX_VOCAB: usize = 1 << 22;
+const MAX_POSITIONS: usize = 1 << 24;
+
+/// Which keys a layer's attention sees (config key `layer_types`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayerType {
+    /// `sliding_attention`: the last `sliding_window` positions, the query's own included.
+    Sliding,
+    /// `full_attention`: every position up to the query's own.
+    Full,
+}
+
+impl LayerType {
+    /// Both types, in the order of [`LayerType::index`].
+    pub(crate) const ALL: [Self; 2] = [Self::Sliding, Self::Full];
+
+    /// The value in `layer_types` and the key in `rope_parameters`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sliding => "sliding_attention",
+            Self::Full => "full_attention",
+        }
+    }
+
+    /// Position in per-type arrays.
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Sliding => 0,
+            Self::Full => 1,
+        }
+    }
+}
+
+/// Where a layer's keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyValues {
+    /// The layer projects and caches its own.
+    Own {
+        /// V is the raw K projection; there is no `v_proj` (`attention_k_eq_v`, full layers only).
+        k_eq_v: bool,
+    },
+    /// The layer reads those of layer `producer`, the last owner of the same type.
+    Shared {
+        /// Index of the layer that owns the cache.
+        producer: usize,
+    },
+}
+
+/// All that one decoder layer needs to know about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LayerPlan {
+    /// Sliding or full attention.
+    pub(crate) layer_type: LayerType,
+    /// Width of a head.
+    pub(crate) head_dim: usize,
+    /// Key/value heads.
+    pub(crate) num_key_value_heads: usize,
+    /// Width of the MLP; double on KV-shared layers of models with `use_double_wide_mlp`.
+    pub(crate) intermediate_size: usize,
+    /// Own cache or another layer's.
+    pub(crate) key_values: KeyValues,
+}
+
+/// Rotary position embedding of one layer type (`rope_parameters`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rope {
+    /// Base of the frequencies.
+    pub(crate) rope_theta: f64,
+    /// Frequencies that turn; the other `head_dim / 2 - rotated` are zero ("proportional").
+    pub(crate) rotated: usize,
+    /// Divides every frequency.
+    pub(crate) factor: f64,
+}
+
+/// A Gemma 4 text model, as its files describe it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Config {
+    /// Rows of `embed_tokens`.
+    pub(crate) vocab_size: usize,
+    /// Width of the residual stream.
+    pub(crate) hidden_size: usize,
+    /// Query heads.
+    pub(crate) num_attention_heads: usize,
+    /// Added to the mean of squares in every norm.
+    pub(crate) rms_norm_eps: f64,
+    /// Keys a sliding layer sees, the query's own included.
+    pub(crate) sliding_window: usize,
+    /// Positions the model was trained for.
+    pub(crate) max_position_embeddings: usize,
+    /// Width of the per-layer input; 0 when the model has none.
+    pub(crate) hidden_size_per_layer_input: usize,
+    /// Rows of `embed_tokens_per_layer`.
+    pub(crate) vocab_size_per_layer_input: usize,
+    /// Logits are squashed to ± this.
+    pub(crate) final_logit_softcapping: Option<f64>,
+    /// Element type the checkpoint asks to be run in.
+    pub(crate) dtype: Option<DType>,
+    /// One plan a layer.
+    pub(crate) layers: Vec<LayerPlan>,
+    /// Rope by [`LayerType::index`]; `None` for a type no layer has.
+    pub(crate) rope: [Option<Rope>; 2],
+    /// Ids that end a turn.
+    pub(crate) eos_token_ids: Vec<i64>,
+    /// Ids that are never chosen (`suppress_tokens` of generation_config.json; 12B has two).
+    pub(crate) suppress_tokens: Vec<i64>,
+}
+
+impl Config {
+    /// Reads the first folder that has a config.json, and its generation_config.json if there is one.
+    ///
+    /// # Errors
+    /// `Io`, `Format`, `Config` naming the key, `Unsupported` naming the feature.
+    pub(crate) fn from_folders(folders: &[PathBuf]) -> Result<Self> {
+        let Some(folder) = folders.iter().find(|folder| folder.join("config.json").is_file()) else {
+            let names: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
+            return Err(Error::Input(format!(
+                "expected a folder with config.json, found none in {}",
+                names.join(", ")
+            )));
+        };
+        let file = folder.join("config.json");
+        let top = read_object(&file)?;
+        let generation_file = folder.join("generation_config.json");
+        let generation =
+            if generation_file.is_file() { Some(read_object(&generation_file)?) } else { None };
+        Self::from_json(&file, &top, generation.as_ref().map(|json| (&*generation_file, json)))
+    }
+
+    /// `file` and the path in `generation` are only named in errors.
+    fn from_json(
+        file: &Path,
+        top: &Map<String, Value>,
+        generation: Option<(&Path, &Map<String, Value>)>,
+    ) -> Result<Self> {
+        let root = Keys::new(file, top);
+        let text = root.object("text_config")?.unwrap_or_else(|| root.clone());
+        refuse_unsupported(&root, &text)?;
+
+        let num_hidden_layers = text.size("num_hidden_layers", MAX_LAYERS)?;
+        let types = layer_types(&text, num_hidden_layers)?;
+        let layers = layer_plans(&text, &types)?;
+        let config = Self {
+            vocab_size: text.size("vocab_size", MAX_VOCAB)?,
+            hidden_size: text.size("hidden_size", MAX_WIDTH)?,
+            num_attention_heads: text.size("num_attention_heads", MAX_WIDTH)?,
+            rms_norm_eps: text.number_or("rms_norm_eps", 1e-6, 0.0..=1.0)?,
+            sliding_window: text.size("sliding_window", MAX_POSITIONS)?,
+            max_position_embeddings: text.size("max_position_embeddings", MAX_POSITIONS)?,
+            // Absent, transformers would take 256: a guess that no file should leave open. 0 and null mean none.
+            hidden_size_per_layer_input: if text.has("hidden_size_per_layer_input") {
+                text.count_or("hidden_size_per_layer_input", 0, MAX_WIDTH)?
+            } else {
+                return Err(text.wrong(
+                    "hidden_size_per_layer_input",
+                    "expected a width, or 0 for none; the key is absent".into(),
+                ));
+            },
+            vocab_size_per_layer_input: text.count_or("vocab_size_per_layer_input", 0, MAX_VOCAB)?,
+            final_logit_softcapping: text.number("final_logit_softcapping", 1e-3..=1e6)?,
+            dtype: dtype(&root, &text)?,
+            rope: rope_parameters(&text, &layers)?,
+            eos_token_ids: eos_token_ids(&root, &text, generation)?,
+            suppress_tokens: match generation {
+                Some((file, json)) => {
+                    Keys::new(file, json).ids("suppress_tokens")?.unwrap_or_default()
+                }
+                None => Vec::new(),
+            },
+            layers,
+        };
+        config.check(&text)?;
+        Ok(config)
+    }
+
+    /// Rules that tie keys to each other.
+    fn check(&self, text: &Keys<'_>) -> Result<()> {
+        for (index, layer) in self.layers.iter().enumerate() {
+            if !self.num_attention_heads.is_multiple_of(layer.num_key_value_heads) {
+                return Err(text.wrong(
+                    "num_key_value_heads",
+                    format!(
+                        "expected a divisor of num_attention_heads {}, found {} in layer {index}",
+                        self.num_attention_heads, layer.num_key_value_heads
+                    ),
+                ));
+            }
+            if !layer.head_dim.is_multiple_of(2) {
+                return Err(text.wrong(
+                    "head_dim",
+                    format!("expected an even number, found {} in layer {index}", layer.head_dim),
+                ));
+            }
+        }
+        if self.hidden_size_per_layer_input > 0
+            && self.vocab_size_per_layer_input < self.vocab_size
+        {
+            return Err(text.wrong(
+                "vocab_size_per_layer_input",
+                format!(
+                    "expected at least vocab_size {}, found {}",
+                    self.vocab_size, self.vocab_size_per_layer_input
+                ),
+            ));
+        }
+        for (key, ids) in
+            [("eos_token_id", &self.eos_token_ids), ("suppress_tokens", &self.suppress_tokens)]
+        {
+            if let Some(id) = ids.iter().find(|&&id| id < 0 || id >= self.vocab_size as i64) {
+                return Err(text.wrong(
+                    key,
+                    format!("expected ids below vocab_size {}, found {id}", self.vocab_size),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Index of the first layer that only reads other layers' caches; the layer count without sharing.
+    pub(crate) fn first_shared_layer(&self) -> usize {
+        self.layers
+            .iter()
+            .position(|layer| matches!(layer.key_values, KeyValues::Shared { .. }))
+            .unwrap_or(self.layers.len())
+    }
+}
+
+/// Names what this version cannot run, before anything is loaded.
+fn refuse_unsupported(root: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
+    let unsupported = |what: String| Error::Unsupported { file: root.file().to_owned(), what };
+    let model_type = text.text("model_type")?.unwrap_or("gemma4_text");
+    if !["gemma4_text", "gemma4_unified_text"].contains(&model_type) {
+        return Err(unsupported(format!(
+            "model_type `{model_type}` (expected gemma4_text or gemma4_unified_text)"
+        )));
+    }
+    if text.flag("enable_moe_block")? {
+        return Err(unsupported("a mixture of experts (`enable_moe_block`: true)".into()));
+    }
+    if root.object("quantization_config")?.or(text.object("quantization_config")?).is_some() {
+        return Err(unsupported("a quantized checkpoint (`quantization_config`)".into()));
+    }
+    if text.flag("attention_bias")? {
+        return Err(unsupported("bias in attention (`attention_bias`: true)".into()));
+    }
+    if let Some(activation) = text.text("hidden_activation")?
+        && activation != "gelu_pytorch_tanh"
+    {
+        return Err(unsupported(format!(
+            "hidden_activation `{activation}` (expected gelu_pytorch_tanh)"
+        )));
+    }
+    if text.text("use_bidirectional_attention")? == Some("all") {
+        return Err(unsupported("an embedding model (`use_bidirectional_attention`: all)".into()));
+    }
+    Ok(())
+}
+
+/// The type of every layer; transformers makes every sixth full when the list is absent, and the last
+/// one always.
+fn layer_types(text: &Keys<'_>, num_hidden_layers: usize) -> Result<Vec<LayerType>> {
+    let mut types = match text.texts("layer_types")? {
+        None => (1..=num_hidden_layers)
+            .map(|i| if i.is_multiple_of(6) { LayerType::Full } else { LayerType::Sliding })
+            .collect(),
+        Some(names) if names.len() != num_hidden_layers => {
+            return Err(text.wrong(
+                "layer_types",
+                format!(
+                    "expected one entry for each of num_hidden_layers {num_hidden_layers}, found {}",
+                    names.len()
+                ),
+            ));
+        }
+        Some(names) => names
+            .into_iter()
+            .map(|name| {
+                LayerType::ALL.into_iter().find(|known| known.name() == name).ok_or_else(|| {
+                    text.wrong(
+                        "layer_types",
+                        format!("expected sliding_attention or full_attention, found `{name}`"),
+                    )
+                })
+            })
+            .collect::<Result<Vec<_>>>()?,
+    };
+    if let Some(last) = types.last_mut() {
+        *last = LayerType::Full;
+    }
+    Ok(types)
+}
+
+fn layer_plans(text: &Keys<'_>, types: &[LayerType]) -> Result<Vec<LayerPlan>> {
+    let shared = text.count_or("num_kv_shared_layers", 0, types.len())?;
+    if shared == types.len() {
+        return Err(Error::Unsupported {
+            file: text.file().to_owned(),
+            what: "a drafter, whose layers all share another model's caches".into(),
+        });
+    }
+    let first_shared = types.len() - shared;
+    let k_eq_v = text.flag("attention_k_eq_v")?;
+    let intermediate_size = text.size("intermediate_size", MAX_WIDTH)?;
+    let double_wide = text.flag("use_double_wide_mlp")?;
+    let head_dim = text.size_or("head_dim", 256, MAX_WIDTH)?;
+    let num_key_value_heads = text.size("num_key_value_heads", MAX_WIDTH)?;
+    let overrides = text.object("per_layer_config")?;
+    let global_head_dim = text.size_or("global_head_dim", 512, MAX_WIDTH)?;
+    // Read only where `attention_k_eq_v` is set, as transformers does; the key may then be null.
+    let global_kv_heads = if k_eq_v {
+        text.size_or("num_global_key_value_heads", num_key_value_heads, MAX_WIDTH)?
+    } else {
+        num_key_value_heads
+    };
+
+    let plan = |(index, &layer_type): (usize, &LayerType)| {
+        let full = layer_type == LayerType::Full;
+        let (head_dim, num_key_value_heads) = match &overrides {
+            // The form transformers 5.15 and later saves: only what differs from the defaults.
+            Some(all) => match all.object(&index.to_string())? {
+                Some(own) => (
+                    own.size_or("head_dim", head_dim, MAX_WIDTH)?,
+                    own.size_or("num_key_value_heads", num_key_value_heads, MAX_WIDTH)?,
+                ),
+                None => (head_dim, num_key_value_heads),
+            },
+            None if full => (global_head_dim, global_kv_heads),
+            None => (head_dim, num_key_value_heads),
+        };
+        let key_values = if index < first_shared {
+            KeyValues::Own { k_eq_v: k_eq_v && full }
+        } else {
+            let producer = types[..first_shared].iter().rposition(|&owner| owner == layer_type);
+            let Some(producer) = producer else {
+                return Err(text.wrong(
+                    "num_kv_shared_layers",
+                    format!(
+                        "expected a {} layer before layer {first_shared}, where sharing begins, \
+                         found none",
+                        layer_type.name()
+                    ),
+                ));
+            };
+            KeyValues::Shared { producer }
+        };
+        let wide = double_wide && matches!(key_values, KeyValues::Shared { .. });
+        let intermediate_size = intermediate_size * if wide { 2 } else { 1 };
+        Ok(LayerPlan { layer_type, head_dim, num_key_value_heads, intermediate_size, key_values })
+    };
+    types.iter().enumerate().map(plan).collect()
+}
+
+fn rope_parameters(text: &Keys<'_>, layers: &[LayerPlan]) -> Result<[Option<Rope>; 2]> {
+    let all = text.object("rope_parameters")?;
+    let mut rope = [None, None];
+    for layer_type in LayerType::ALL {
+        let mut dims = layers.iter().filter(|l| l.layer_type == layer_type).map(|l| l.head_dim);
+        let Some(head_dim) = dims.next() else { continue };
+        if dims.any(|other| other != head_dim) {
+            return Err(text.wrong(
+                "per_layer_config",
+                format!("expected one head_dim for all {} layers", layer_type.name()),
+            ));
+        }
+        let own = match &all {
+            None => None,
+            Some(all) => match all.object(layer_type.name())? {
+                Some(own) => Some(own),
+                None => return Err(all.wrong(layer_type.name(), "expected it, found none".into())),
+            },
+        };
+        rope[layer_type.index()] = Some(one_rope(own.as_ref(), layer_type, head_dim)?);
+    }
+    Ok(rope)
+}
+
+/// Defaults are `Gemma4TextConfig`'s, used only when the whole of `rope_parameters` is absent.
+fn one_rope(own: Option<&Keys<'_>>, layer_type: LayerType, head_dim: usize) -> Result<Rope> {
+    let half = head_dim / 2;
+    let Some(own) = own else {
+        return Ok(match layer_type {
+            LayerType::Sliding => Rope { rope_theta: 1e4, rotated: half, factor: 1.0 },
+            LayerType::Full => Rope { rope_theta: 1e6, rotated: head_dim / 8, factor: 1.0 },
+        });
+    };
+    let rope_theta = own
+        .number("rope_theta", 1.0..=1e12)?
+        .ok_or_else(|| own.wrong("rope_theta", "expected a number, found none".into()))?;
+    match own.text("rope_type")?.unwrap_or("default") {
+        "default" => Ok(Rope { rope_theta, rotated: half, factor: 1.0 }),
+        "proportional" => {
+            let part = own.number_or("partial_rotary_factor", 1.0, 0.0..=1.0)?;
+            let rotated = (part * head_dim as f64 / 2.0) as usize;
+            let factor = own.number_or("factor", 1.0, 1e-6..=1e6)?;
+            Ok(Rope { rope_theta, rotated, factor })
+        }
+        other => Err(Error::Unsupported {
+            file: own.file().to_owned(),
+            what: format!("rope_type `{other}` (expected default or proportional)"),
+        }),
+    }
+}
+
+fn dtype(root: &Keys<'_>, text: &Keys<'_>) -> Result<Option<DType>> {
+    for (keys, key) in [(text, "dtype"), (root, "dtype"), (text, "torch_dtype"), (root, "torch_dtype")]
+    {
+        if let Some(name) = keys.text(key)? {
+            return [DType::Bf16, DType::F16, DType::F32]
+                .into_iter()
+                .find(|dtype| dtype.name() == name)
+                .map(Some)
+                .ok_or_else(|| {
+                    keys.wrong(key, format!("expected bfloat16, float16 or float32, found `{name}`"))
+                });
+        }
+    }
+    Ok(None)
+}
+
+/// generation_config.json knows best; a text_config may say just `1`.
+fn eos_token_ids(
+    root: &Keys<'_>,
+    text: &Keys<'_>,
+    generation: Option<(&Path, &Map<String, Value>)>,
+) -> Result<Vec<i64>> {
+    if let Some((file, json)) = generation
+        && let Some(ids) = Keys::new(file, json).ids("eos_token_id")?
+    {
+        return Ok(ids);
+    }
+    match root.ids("eos_token_id")? {
+        Some(ids) => Ok(ids),
+        None => Ok(text.ids("eos_token_id")?.unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// E2B's text config, shortened to what the loader reads.
+    fn e2b() -> Value {
+        serde_json::json!({
+            "model_type": "gemma4_text", "vocab_size": 262_144, "vocab_size_per_layer_input": 262_144,
+            "hidden_size": 1536, "hidden_size_per_layer_input": 256, "intermediate_size": 6144,
+            "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1,
+            "num_global_key_value_heads": null, "head_dim": 256, "global_head_dim": 512,
+            "num_kv_shared_layers": 20, "use_double_wide_mlp": true, "attention_k_eq_v": false,
+            "rms_norm_eps": 1e-6, "sliding_window": 512, "max_position_embeddings": 131_072,
+            "final_logit_softcapping": 30.0, "dtype": "bfloat16", "eos_token_id": 1,
+            "layer_types": (0..35).map(|i| if i % 5 == 4 { "full_attention" } else
+                { "sliding_attention" }).collect::<Vec<_>>(),
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                    "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+        })
+    }
+
+    fn parse(json: &Value) -> Result<Config> {
+        Config::from_json(Path::new("config.json"), json.as_object().unwrap(), None)
+    }
+
+    fn with(key: &str, value: Value) -> Value {
+        let mut json = e2b();
+        json[key] = value;
+        json
+    }
+
+    #[test]
+    fn e2b_has_twelve_sliding_and_three_full_owners_and_two_producers() {
+        let config = parse(&e2b()).unwrap();
+        let owners = |t| {
+            config.layers.iter().take(15).filter(|l| l.layer_type == t).count()
+        };
+        assert_eq!((owners(LayerType::Sliding), owners(LayerType::Full)), (12, 3));
+        assert_eq!(config.first_shared_layer(), 15);
+        for layer in &config.layers[15..] {
+            let producer = if layer.layer_type == LayerType::Full { 14 } else { 13 };
+            assert_eq!(layer.key_values, KeyValues::Shared { producer });
+            assert_eq!(layer.intermediate_size, 12_288);
+        }
+        assert_eq!(config.layers[0].intermediate_size, 6144);
+        assert_eq!(config.layers[4].head_dim, 512);
+        assert_eq!(config.rope[1], Some(Rope { rope_theta: 1e6, rotated: 64, factor: 1.0 }));
+    }
+
+    #[test]
+    fn the_saved_form_of_full_layers_means_the_same_as_the_hub_form() {
+        let mut saved = e2b();
+        let keys = saved.as_object_mut().unwrap();
+        keys.remove("global_head_dim");
+        keys.remove("num_global_key_value_heads");
+        let own: Map<_, _> = (0..35)
+            .filter(|i| i % 5 == 4)
+            .map(|i| (i.to_string(), serde_json::json!({"head_dim": 512})))
+            .collect();
+        keys.insert("per_layer_config".into(), Value::Object(own));
+        assert_eq!(parse(&saved).unwrap(), parse(&e2b()).unwrap());
+    }
+
+    #[test]
+    fn global_kv_heads_count_only_when_k_equals_v() {
+        let mut json = with("num_global_key_value_heads", 4.into());
+        assert_eq!(parse(&json).unwrap().layers[4].num_key_value_heads, 1);
+        json["attention_k_eq_v"] = true.into();
+        let config = parse(&json).unwrap();
+        assert_eq!(config.layers[4].num_key_value_heads, 4);
+        assert_eq!(config.layers[4].key_values, KeyValues::Own { k_eq_v: true });
+        assert_eq!(config.layers[3].key_values, KeyValues::Own { k_eq_v: false });
+    }
+
+    #[test]
+    fn the_last_layer_is_always_full() {
+        let config = parse(&with("layer_types", vec!["sliding_attention"; 35].into()));
+        // No full layer before the shared ones: transformers calls that a config error too.
+        assert!(config.unwrap_err().to_string().contains("num_kv_shared_layers"));
+        let mut json = with("layer_types", Value::Null);
+        json["num_kv_shared_layers"] = 0.into();
+        let config = parse(&json).unwrap();
+        assert_eq!(config.layers[34].layer_type, LayerType::Full);
+        assert_eq!(config.layers[5].layer_type, LayerType::Full);
+    }
+
+    #[test]
+    fn absurd_and_missing_keys_are_named() {
+        for (key, value) in [
+            ("num_hidden_layers", Value::from(1_000_000_000_000_i64)),
+            ("num_hidden_layers", 0.into()),
+            ("hidden_size", (-1).into()),
+            ("hidden_size", 1.5.into()),
+            ("vocab_size", "many".into()),
+            ("num_key_value_heads", 3.into()),
+            ("head_dim", 7.into()),
+            ("rms_norm_eps", "tiny".into()),
+            ("layer_types", vec!["full_attention"].into()),
+            ("layer_types", vec!["spiral_attention"; 35].into()),
+            ("num_kv_shared_layers", 36.into()),
+            ("rope_parameters", serde_json::json!({"full_attention": {"rope_theta": 1e6}})),
+            ("dtype", "int3".into()),
+            ("eos_token_id", vec![262_144].into()),
+            ("sliding_window", Value::Null),
+        ] {
+            let text = parse(&with(key, value.clone())).unwrap_err().to_string();
+            let named = if key == "rope_parameters" { "sliding_attention" } else { key };
+            assert!(text.contains(named), "{key}={value}: {text}");
+        }
+        let mut json = e2b();
+        json.as_object_mut().unwrap().remove("hidden_size");
+        assert!(parse(&json).unwrap_err().to_string().contains("hidden_size"));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (key, value, name) in [
+            ("enable_moe_block", Value::from(true), "experts"),
+            ("model_type", "llama".into(), "llama"),
+            ("quantization_config", serde_json::json!({"quant_method": "x"}), "quantized"),
+            ("hidden_activation", "silu".into(), "silu"),
+            ("num_kv_shared_layers", 35.into(), "drafter"),
+            ("use_bidirectional_attention", "all".into(), "embedding model"),
+        ] {
+            let error = parse(&with(key, value)).unwrap_err();
+            assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_text_config_inside_a_multimodal_one_is_found() {
+        let json = serde_json::json!({"model_type": "gemma4", "text_config": e2b(),
+            "eos_token_id": [1, 106]});
+        let config = parse(&json).unwrap();
+        assert_eq!(config.eos_token_ids, [1, 106]);
+        assert_eq!(config.hidden_size, 1536);
+    }
+}

@@ -1,0 +1,290 @@
+//! One loaded checkpoint that answers prompts: the decode loop, stop rules, cancellation.
+//!
+//! Token ids in, token ids out. Every call begins a sequence of its own, so nothing of an earlier call,
+//! finished, cancelled or failed, can be seen in a later one.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    aten::{DType, InferenceMode, Tensor},
+    config::{Config, KeyValues, LayerType},
+    error::{Error, Result},
+    model::Gemma4,
+    sampler::Sampler,
+    step::{Runner, Shape},
+    weights::Weights,
+};
+
+/// The slot of the one sequence that is served at a time.
+const SLOT: usize = 0;
+
+/// What to load, and how.
+pub(crate) struct Options {
+    /// Folders; a tensor is taken from the first that has it.
+    pub(crate) checkpoint: Vec<PathBuf>,
+    /// A one-element tensor that names the device.
+    pub(crate) like: Tensor,
+    /// Positions the cache holds; at most the checkpoint's `max_position_embeddings` are used.
+    pub(crate) context: usize,
+    /// Element type to run in; `None` means the checkpoint's.
+    pub(crate) dtype: Option<DType>,
+    /// Tokens of a prefill step with static shapes; `None`: shapes follow the text (exact mode).
+    pub(crate) chunk: Option<usize>,
+}
+
+/// A prompt and how far to go on from it.
+pub(crate) struct Request<'a> {
+    /// The prompt.
+    pub(crate) ids: &'a [i64],
+    /// Most tokens to make.
+    pub(crate) max_new: usize,
+    /// Ids that end the answer; `None` means the checkpoint's `eos_token_id`.
+    pub(crate) stop: Option<&'a [i64]>,
+    /// Tokens handed to the callback at a time.
+    pub(crate) read_every: usize,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// A stop id came.
+    Stop,
+    /// `max_new` tokens were made, or the cache is full.
+    Length,
+    /// The callback said so.
+    Cancelled,
+}
+
+impl Finish {
+    /// OpenAI's and our own words.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// An answer.
+pub(crate) struct Decoded {
+    /// The new ids, without the stop id.
+    pub(crate) ids: Vec<i64>,
+    pub(crate) finish: Finish,
+    /// The stop id that ended it.
+    pub(crate) stop_id: Option<i64>,
+    /// From the call to the first token.
+    pub(crate) prefill: Duration,
+    /// From the first token to the last.
+    pub(crate) decode: Duration,
+}
+
+/// What is loaded.
+pub(crate) struct Info {
+    pub(crate) full_rings: usize,
+    pub(crate) sliding_rings: usize,
+    pub(crate) shared_layers: usize,
+    pub(crate) context: usize,
+    pub(crate) vocab_size: usize,
+    pub(crate) eos_token_ids: Vec<i64>,
+    pub(crate) dtype: DType,
+    pub(crate) device: String,
+    pub(crate) weight_bytes: u64,
+    pub(crate) cache_bytes: u64,
+    pub(crate) load: Duration,
+    pub(crate) static_shapes: bool,
+}
+
+/// A checkpoint ready to decode.
+pub(crate) struct Engine {
+    runner: Runner,
+    sampler: Sampler,
+    info: Info,
+}
+
+impl Engine {
+    /// Loads a checkpoint; `on_layer(done, all)` is called after each layer and may end the load.
+    ///
+    /// # Errors
+    /// What the checkpoint or the options get wrong, each naming file, key, tensor or argument.
+    pub(crate) fn load(
+        options: &Options,
+        on_layer: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Self> {
+        let begun = Instant::now();
+        let _inference = InferenceMode::enter()?;
+        check_range("context", options.context, 1..=MAX_CONTEXT)?;
+        if let Some(chunk) = options.chunk {
+            check_range("prefill_chunk", chunk, 2..=MAX_CONTEXT)?;
+        }
+        let config = Config::from_folders(&options.checkpoint)?;
+        let unmoved = options.like.alias()?;
+        let dtype = match options.dtype.or(config.dtype) {
+            Some(dtype) => dtype,
+            None => Weights::open(&options.checkpoint, unmoved)?
+                .dtype_of("model.embed_tokens.weight")?,
+        };
+        let like = options.like.to_dtype(dtype)?;
+        let mut weights = Weights::open(&options.checkpoint, like.alias()?)?;
+        let context = options.context.min(config.max_position_embeddings);
+        let model = Gemma4::load(&config, &mut weights, &like, on_layer)?;
+        let shape = Shape { slots: 1, context, chunk: options.chunk };
+        let runner = Runner::new(model, &config, shape, &like)?;
+        let sampler = Sampler::new(&config.suppress_tokens, config.vocab_size, &like)?;
+        let owners = |layer_type: LayerType| {
+            let owns = |l: &&crate::config::LayerPlan| {
+                l.layer_type == layer_type && matches!(l.key_values, KeyValues::Own { .. })
+            };
+            config.layers.iter().filter(owns).count()
+        };
+        let info = Info {
+            full_rings: owners(LayerType::Full),
+            sliding_rings: owners(LayerType::Sliding),
+            shared_layers: config.layers.len() - config.first_shared_layer(),
+            context,
+            vocab_size: config.vocab_size,
+            eos_token_ids: config.eos_token_ids,
+            dtype,
+            device: like.device()?,
+            weight_bytes: weights.bytes(),
+            cache_bytes: runner.cache_bytes(),
+            load: begun.elapsed(),
+            static_shapes: options.chunk.is_some(),
+        };
+        Ok(Self { runner, sampler, info })
+    }
+
+    /// What is loaded.
+    pub(crate) fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Answers `request` greedily. `on_tokens` gets each batch of new ids; false ends the answer.
+    ///
+    /// # Errors
+    /// `Input`, `ContextFull` for a request that cannot be; `Aten` when the device fails. The next call
+    /// is served either way.
+    pub(crate) fn decode(
+        &mut self,
+        request: &Request<'_>,
+        on_tokens: &mut dyn FnMut(&[i64]) -> bool,
+    ) -> Result<Decoded> {
+        let eos = self.info.eos_token_ids.clone();
+        let stop = request.stop.unwrap_or(&eos);
+        self.check(request)?;
+        let _inference = InferenceMode::enter()?;
+
+        let begun = Instant::now();
+        let logits = self.runner.run(SLOT, request.ids, 0, false)?;
+        let mut next = self.sampler.greedy(&logits)?;
+        let first = Instant::now();
+
+        // The prompt's last token gives the first new one, so a full cache still gives one.
+        let room = self.info.context - request.ids.len() + 1;
+        let most = request.max_new.min(room);
+        let mut ids = Vec::new();
+        let mut sent = 0;
+        let mut stop_id = None;
+        let finish = loop {
+            if stop.contains(&next) {
+                stop_id = Some(next);
+                break Finish::Stop;
+            }
+            ids.push(next);
+            if ids.len() == most {
+                break Finish::Length;
+            }
+            if ids.len() - sent == request.read_every {
+                let batch = &ids[sent..];
+                sent = ids.len();
+                if !on_tokens(batch) {
+                    break Finish::Cancelled;
+                }
+            }
+            let position = request.ids.len() + ids.len() - 1;
+            let logits = self.runner.run(SLOT, &[next], position, false)?;
+            next = self.sampler.greedy(&logits)?;
+        };
+        let decode = first.elapsed();
+        let cancelled = sent < ids.len() && !on_tokens(&ids[sent..]);
+        Ok(Decoded {
+            ids,
+            finish: if cancelled { Finish::Cancelled } else { finish },
+            stop_id,
+            prefill: first - begun,
+            decode,
+        })
+    }
+
+    /// Logits `[rows, vocab]` on the CPU, in the model's element type: of every prompt token, or of the
+    /// last one followed by a row for each of `forced`, fed one by one as if the model had chosen it.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`].
+    pub(crate) fn logits(&mut self, ids: &[i64], forced: &[i64], all: bool) -> Result<Tensor> {
+        let request = Request { ids, max_new: 1, stop: None, read_every: 1 };
+        self.check(&request)?;
+        self.check_ids("forced", forced)?;
+        let tokens = ids.len() + forced.len();
+        if tokens > self.info.context {
+            return Err(Error::ContextFull { tokens, context: self.info.context });
+        }
+        let _inference = InferenceMode::enter()?;
+        let mut rows = vec![self.runner.run(SLOT, ids, 0, all)?.to_cpu()?];
+        for (offset, &id) in forced.iter().enumerate() {
+            rows.push(self.runner.run(SLOT, &[id], ids.len() + offset, false)?.to_cpu()?);
+        }
+        Tensor::cat(&rows.iter().collect::<Vec<_>>(), 0)
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<()> {
+        if request.ids.is_empty() {
+            return Err(Error::Input("expected at least one prompt id, found none".into()));
+        }
+        check_range("max_new", request.max_new, 1..=usize::MAX)?;
+        check_range("read_every", request.read_every, 1..=usize::MAX)?;
+        self.check_ids("prompt", request.ids)?;
+        self.check_ids("stop", request.stop.unwrap_or_default())?;
+        if request.ids.len() > self.info.context {
+            return Err(Error::ContextFull {
+                tokens: request.ids.len(),
+                context: self.info.context,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_ids(&self, what: &str, ids: &[i64]) -> Result<()> {
+        let vocab = self.info.vocab_size;
+        match ids.iter().position(|&id| id < 0 || id >= vocab as i64) {
+            None => Ok(()),
+            Some(index) => Err(Error::Input(format!(
+                "expected {what} ids from 0 to {}, found {} at index {index}",
+                vocab - 1,
+                ids[index]
+            ))),
+        }
+    }
+}
+
+/// Longest context that is asked of a device; twice the largest published `max_position_embeddings`.
+const MAX_CONTEXT: usize = 1 << 19;
+
+fn check_range(
+    name: &str,
+    value: usize,
+    range: std::ops::RangeInclusive<usize>,
+) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let limits = if *range.end() == usize::MAX {
+        format!("at least {}", range.start())
+    } else {
+        format!("{} to {}", range.start(), range.end())
+    };
+    Err(Error::Input(format!("expected {name} {limits}, found {value}")))
+}

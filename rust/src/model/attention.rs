@@ -1,0 +1,190 @@
+//! Attention of one layer (gemma4.md 2.6): projections, norms, rotation, and which ATen call attends.
+//!
+//! Scores are not scaled: the weights of `q_norm` and `k_norm` carry the temperature.
+
+use super::{norm::RmsNorm, rope::Rotation};
+use crate::{
+    aten::{DType, Tensor},
+    cache::{Attend, Cache, TypePlan},
+    config::{Config, KeyValues},
+    error::Result,
+    weights::Weights,
+};
+
+/// Masked scores. Finite, so that a row with no visible key (padding) stays finite too; far below any
+/// score, so that its share is exactly zero.
+const MASKED: f64 = -1e30;
+
+/// Widest head for which transformers 5.24 lets ATen group the query heads (`use_gqa_in_sdpa`).
+const MAX_GROUPED_HEAD_DIM: i64 = 256;
+
+/// Projections and norms of one layer; keys and values only where the layer owns them.
+pub(crate) struct Attention {
+    layer_idx: usize,
+    heads: i64,
+    kv_heads: i64,
+    head_dim: usize,
+    q_proj: Tensor, // [heads · head_dim, hidden]
+    q_norm: RmsNorm,
+    own: Option<OwnKeyValues>,
+    producer: usize,
+    o_proj: Tensor, // [hidden, heads · head_dim]
+}
+
+struct OwnKeyValues {
+    k_proj: Tensor, // [kv_heads · head_dim, hidden]
+    /// `None` where V is the raw K projection (`attention_k_eq_v`).
+    v_proj: Option<Tensor>,
+    k_norm: RmsNorm,
+    v_norm: RmsNorm,
+}
+
+/// Keys and values that the owners of this step's layers produced, by layer.
+pub(crate) type Produced = Vec<Option<(Tensor, Tensor)>>;
+
+impl Attention {
+    /// `prefix` ends in `self_attn.`.
+    pub(crate) fn load(
+        prefix: &str,
+        layer_idx: usize,
+        config: &Config,
+        weights: &mut Weights,
+    ) -> Result<Self> {
+        let plan = &config.layers[layer_idx];
+        let (hidden, dim, eps) = (config.hidden_size, plan.head_dim, config.rms_norm_eps);
+        let q_width = config.num_attention_heads * dim;
+        let kv_width = plan.num_key_value_heads * dim;
+        let mut take =
+            |name: &str, shape: &[usize]| weights.take(&format!("{prefix}{name}.weight"), shape);
+        let own = match plan.key_values {
+            KeyValues::Shared { .. } => None,
+            KeyValues::Own { k_eq_v } => Some(OwnKeyValues {
+                k_proj: take("k_proj", &[kv_width, hidden])?,
+                v_proj: if k_eq_v { None } else { Some(take("v_proj", &[kv_width, hidden])?) },
+                k_norm: RmsNorm::new(&take("k_norm", &[dim])?, eps)?,
+                v_norm: RmsNorm::without_weight(eps),
+            }),
+        };
+        Ok(Self {
+            layer_idx,
+            heads: config.num_attention_heads as i64,
+            kv_heads: plan.num_key_value_heads as i64,
+            head_dim: dim,
+            q_proj: take("q_proj", &[q_width, hidden])?,
+            q_norm: RmsNorm::new(&take("q_norm", &[dim])?, eps)?,
+            own,
+            producer: match plan.key_values {
+                KeyValues::Own { .. } => layer_idx,
+                KeyValues::Shared { producer } => producer,
+            },
+            o_proj: take("o_proj", &[hidden, q_width])?,
+        })
+    }
+
+    /// `x` `[B, T, hidden]` → `[B, T, hidden]`; writes this layer's keys and values to `cache`.
+    pub(crate) fn forward(
+        &self,
+        x: &Tensor,
+        rotation: &Rotation,
+        plan: &TypePlan,
+        cache: &Cache,
+        produced: &mut Produced,
+    ) -> Result<Tensor> {
+        let sizes = x.sizes()?;
+        let (batch, tokens) = (sizes[0], sizes[1]);
+        let dim = self.head_dim as i64;
+        let q = x.linear(&self.q_proj)?.reshape(&[batch, tokens, self.heads, dim])?;
+        let q = rotation.rotate(&self.q_norm.forward(&q)?, self.head_dim)?.transpose(1, 2)?;
+
+        if let Some(own) = &self.own {
+            let shape = [batch, tokens, self.kv_heads, dim];
+            let k_raw = x.linear(&own.k_proj)?.reshape(&shape)?;
+            let v_raw = match &own.v_proj {
+                Some(v_proj) => x.linear(v_proj)?.reshape(&shape)?,
+                None => k_raw.alias()?,
+            };
+            let k = rotation.rotate(&own.k_norm.forward(&k_raw)?, self.head_dim)?;
+            let k = k.transpose(1, 2)?; // [B, kv_heads, T, head_dim]
+            let v = own.v_norm.forward(&v_raw)?.transpose(1, 2)?;
+            produced[self.layer_idx] = Some(cache.update(self.layer_idx, &k, &v, plan)?);
+        }
+        let Some((k, v)) = &produced[self.producer] else {
+            return Err(crate::error::Error::Internal(format!(
+                "layer {} reads keys of layer {}, which made none",
+                self.layer_idx, self.producer
+            )));
+        };
+        let attended = match plan.attend {
+            Attend::Fused => self.attend_fused(&q, k, v, plan.mask.as_ref())?,
+            Attend::Written => self.attend_written(&q, k, v, plan.mask.as_ref())?,
+        };
+        attended // [B, heads, T, head_dim]
+            .transpose(1, 2)?
+            .reshape(&[batch, tokens, self.heads * dim])?
+            .linear(&self.o_proj)
+    }
+
+    /// ATen's fused attention, called as transformers 5.24 calls it: which of the calls is made decides
+    /// the last bits (gemma4.md section 10).
+    fn attend_fused(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let sizes = q.sizes()?;
+        let (batch, tokens, dim) = (sizes[0], sizes[2], sizes[3]);
+        let group = self.heads / self.kv_heads;
+        let is_causal = mask.is_none() && tokens > 1;
+        if group == 1 {
+            return q.scaled_dot_product_attention(k, v, mask, is_causal, false);
+        }
+        if mask.is_none() && dim <= MAX_GROUPED_HEAD_DIM {
+            return q.scaled_dot_product_attention(k, v, None, is_causal, true);
+        }
+        if tokens == 1 {
+            // The query heads of one KV head become query rows.
+            let rows = q.reshape(&[batch, self.kv_heads, group, dim])?;
+            let attended = rows.scaled_dot_product_attention(k, v, mask, false, false)?;
+            return attended.reshape(&[batch, self.heads, 1, dim]);
+        }
+        let (k, v) = (self.repeat_kv(k)?, self.repeat_kv(v)?);
+        q.scaled_dot_product_attention(&k, &v, mask, is_causal, false)
+    }
+
+    /// `[B, kv_heads, S, head_dim]` → `[B, heads, S, head_dim]`.
+    fn repeat_kv(&self, x: &Tensor) -> Result<Tensor> {
+        let sizes = x.sizes()?;
+        let (batch, keys, dim) = (sizes[0], sizes[2], sizes[3]);
+        let group = self.heads / self.kv_heads;
+        x.unsqueeze(2)?
+            .expand(&[batch, self.kv_heads, group, keys, dim])?
+            .reshape(&[batch, self.heads, keys, dim])
+    }
+
+    /// The same mathematics in plain products, for devices where the fused operation is a custom call.
+    fn attend_written(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let sizes = q.sizes()?;
+        let (batch, tokens, dim) = (sizes[0], sizes[2], sizes[3]);
+        let keys = k.sizes()?[2];
+        let group = self.heads / self.kv_heads;
+        let grouped = [batch, self.kv_heads, group * tokens, dim];
+        let mut scores = q.reshape(&grouped)?.matmul(&k.transpose(2, 3)?)?.to_dtype(DType::F32)?;
+        if let Some(mask) = mask {
+            let hidden = mask.logical_not()?; // [B, 1, T, S]
+            scores = scores
+                .reshape(&[batch, self.heads, tokens, keys])?
+                .masked_fill(&hidden, MASKED)?
+                .reshape(&[batch, self.kv_heads, group * tokens, keys])?;
+        }
+        let probs = scores.softmax_last_f32()?.to_dtype(q.dtype()?)?;
+        probs.matmul(v)?.reshape(&[batch, self.heads, tokens, dim])
+    }
+}

@@ -1,0 +1,312 @@
+//! Safetensors files of one or more folders → named tensors on the device.
+//!
+//! Headers are checked against the file before anything is allocated; tensors are views of the mapped
+//! file, copied only where the device or the element type asks for it. Names are those of a text-only
+//! checkpoint (`model.layers.0…`), whichever of the two naming forms the files use. Which tensors a
+//! model needs is the model's business.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use safetensors::{Dtype, SafeTensors};
+
+use crate::{
+    aten::{DType, MappedFile, Tensor},
+    error::{Error, Result},
+    json::{Keys, read_object},
+};
+
+/// Which file holds which tensor of a sharded checkpoint.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Towers of multimodal checkpoints that the text path does not load (gemma4.md 3.2).
+const OTHER_TOWERS: [&str; 6] = [
+    "vision_tower.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+    "vision_embedder.",
+    "audio_embedder.",
+];
+
+/// A file of the checkpoint.
+struct Shard {
+    path: PathBuf,
+    map: Arc<MappedFile>,
+    /// Byte at which the tensors begin.
+    data_start: usize,
+}
+
+/// Where one tensor lies.
+struct Entry {
+    shard: usize,
+    /// Its name in the file.
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: std::ops::Range<usize>,
+}
+
+/// All tensors of a checkpoint, and where each is to go.
+pub(crate) struct Weights {
+    folders: Vec<PathBuf>,
+    shards: Vec<Shard>,
+    entries: HashMap<String, Entry>,
+    /// A one-element tensor of the device and element type weights are moved to.
+    like: Tensor,
+    taken: BTreeSet<String>,
+    bytes: u64,
+}
+
+impl Weights {
+    /// Opens every safetensors file of `folders`; a name found in several folders is taken from the first.
+    ///
+    /// # Errors
+    /// `Io`, `Format` or `Input` naming the file or folder.
+    pub(crate) fn open(folders: &[PathBuf], like: Tensor) -> Result<Self> {
+        let mut weights = Self {
+            folders: folders.to_vec(),
+            shards: Vec::new(),
+            entries: HashMap::new(),
+            like,
+            taken: BTreeSet::new(),
+            bytes: 0,
+        };
+        for folder in folders {
+            let mut found = HashMap::new();
+            for (file, names) in safetensors_files(folder)? {
+                let shard = weights.shards.len();
+                let entries = weights.add_shard(&folder.join(&file))?;
+                if let Some(missing) = names.iter().find(|name| !entries.contains_key(*name)) {
+                    return Err(Error::Format {
+                        file: folder.join(INDEX_FILE),
+                        reason: format!("`{missing}` should be in {file}, but is not"),
+                    });
+                }
+                for (name, info) in entries {
+                    let text_name = text_only_name(&name);
+                    let entry = Entry { shard, name, ..info };
+                    if let Some(twin) = found.insert(text_name, entry) {
+                        return Err(weights.wrong(&twin, "it is in this folder twice".into()));
+                    }
+                }
+            }
+            for (name, entry) in found {
+                weights.entries.entry(name).or_insert(entry);
+            }
+        }
+        if weights.entries.is_empty() {
+            return Err(Error::Input(format!(
+                "expected *.safetensors files, found none in {}",
+                weights.folder_names()
+            )));
+        }
+        Ok(weights)
+    }
+
+    /// Maps one file and checks its header: sizes, offsets, overlaps, element types.
+    fn add_shard(&mut self, path: &Path) -> Result<HashMap<String, Entry>> {
+        let map = MappedFile::open(path)?;
+        let format = |reason: String| Error::Format { file: path.to_owned(), reason };
+        let (header, metadata) = SafeTensors::read_metadata(map.bytes())
+            .map_err(|error| format(format!("expected a safetensors file: {error}")))?;
+        let data_start = header + 8;
+        let data_bytes = map.bytes().len() - data_start;
+        if metadata.data_len() != data_bytes {
+            return Err(format(format!(
+                "the header describes {} bytes of tensors, but {data_bytes} follow it (is the file \
+                 cut short?)",
+                metadata.data_len()
+            )));
+        }
+        let entries = metadata
+            .tensors()
+            .into_iter()
+            .map(|(name, info)| {
+                let entry = Entry {
+                    shard: self.shards.len(),
+                    name: String::new(),
+                    dtype: info.dtype,
+                    shape: info.shape.clone(),
+                    range: info.data_offsets.0..info.data_offsets.1,
+                };
+                (name, entry)
+            })
+            .collect();
+        self.shards.push(Shard { path: path.to_owned(), map, data_start });
+        Ok(entries)
+    }
+
+    /// Whether `name` is in the checkpoint.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// The tensor `name` with exactly `shape`, in the model's element type on the model's device.
+    ///
+    /// # Errors
+    /// `MissingTensor`; `Tensor` when shape or element type is wrong; `Aten` when the device refuses it.
+    pub(crate) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let Some(entry) = self.entries.get(name) else {
+            return Err(self.missing(name));
+        };
+        if entry.shape != shape {
+            let reason = format!("expected shape {shape:?} by config.json, found {:?}", entry.shape);
+            return Err(self.wrong(entry, reason));
+        }
+        let Some(dtype) = model_dtype(entry.dtype) else {
+            let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);
+            return Err(self.wrong(entry, reason));
+        };
+        let shard = &self.shards[entry.shard];
+        let range = shard.data_start + entry.range.start..shard.data_start + entry.range.end;
+        let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+        let tensor = shard.map.tensor(range, &sizes, dtype)?.type_as(&self.like)?;
+        self.bytes += (shape.iter().product::<usize>() * tensor.dtype()?.bytes()) as u64;
+        self.taken.insert(name.to_owned());
+        Ok(tensor)
+    }
+
+    /// Bytes of the tensors taken so far, in the model's element type.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The element type of `name` in its file.
+    ///
+    /// # Errors
+    /// `MissingTensor`; `Tensor` when the type is none a model runs in.
+    pub(crate) fn dtype_of(&self, name: &str) -> Result<DType> {
+        let entry = self.entries.get(name).ok_or_else(|| self.missing(name))?;
+        model_dtype(entry.dtype).ok_or_else(|| {
+            let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);
+            self.wrong(entry, reason)
+        })
+    }
+
+    /// Fails on a tensor that the model did not take and that may not be ignored.
+    ///
+    /// # Errors
+    /// `Tensor` naming it, `Unsupported` when it is a packed weight.
+    pub(crate) fn check_all_taken(&self, ignorable: impl Fn(&str) -> bool) -> Result<()> {
+        let left: BTreeMap<_, _> = self
+            .entries
+            .iter()
+            .filter(|(name, _)| !self.taken.contains(*name) && !is_other(name) && !ignorable(name))
+            .collect();
+        let Some((name, entry)) = left.into_iter().next() else { return Ok(()) };
+        if name.contains(".weight_packed") || name.contains(".weight_scale") {
+            return Err(Error::Unsupported {
+                file: self.shards[entry.shard].path.clone(),
+                what: format!("a quantized weight (`{}`)", entry.name),
+            });
+        }
+        Err(self.wrong(entry, "config.json describes no place for it".into()))
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::MissingTensor { name: name.to_owned(), folders: self.folder_names() }
+    }
+
+    fn folder_names(&self) -> String {
+        self.folders.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn wrong(&self, entry: &Entry, reason: String) -> Error {
+        let file = self.shards[entry.shard].path.clone();
+        Error::Tensor { file, name: entry.name.clone(), reason }
+    }
+}
+
+/// The tensor's name in a text-only checkpoint.
+fn text_only_name(name: &str) -> String {
+    match name.strip_prefix("model.language_model.") {
+        Some(rest) => format!("model.{rest}"),
+        None => name.to_owned(),
+    }
+}
+
+/// Tensors of towers that the text path leaves alone, and buffers that are computed from config.json.
+fn is_other(name: &str) -> bool {
+    let rest = name.strip_prefix("model.").unwrap_or(name);
+    OTHER_TOWERS.iter().any(|tower| rest.starts_with(tower))
+        || name.ends_with("inv_freq")
+        || name.ends_with("embed_scale")
+}
+
+fn model_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::BF16 => Some(DType::Bf16),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::F32 => Some(DType::F32),
+        _ => None,
+    }
+}
+
+/// File names of a folder's checkpoint, each with the tensors the index promises in it.
+///
+/// With an index only its files count; without one, every `*.safetensors` file does.
+fn safetensors_files(folder: &Path) -> Result<BTreeMap<String, Vec<String>>> {
+    let index = folder.join(INDEX_FILE);
+    if index.is_file() {
+        return indexed_files(&index);
+    }
+    let io = |source| Error::Io { path: folder.to_owned(), source };
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        if Path::new(&name).extension().is_some_and(|suffix| suffix == "safetensors") {
+            files.insert(name, Vec::new());
+        }
+    }
+    Ok(files)
+}
+
+fn indexed_files(index: &Path) -> Result<BTreeMap<String, Vec<String>>> {
+    let object = read_object(index)?;
+    let top = Keys::new(index, &object);
+    let map = top
+        .object("weight_map")?
+        .ok_or_else(|| top.wrong("weight_map", "expected an object, found none".into()))?;
+    let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in map.names() {
+        let file = map.text(name)?.unwrap_or_default();
+        let mut parts = Path::new(file).components();
+        // One plain file name: no folder, no `..`, no absolute path can lead outside.
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            return Err(map.wrong(
+                name,
+                format!("expected the name of a file in the same folder, found `{file}`"),
+            ));
+        }
+        files.entry(file.to_owned()).or_default().push(name.to_owned());
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_naming_forms_lead_to_the_text_only_name() {
+        assert_eq!(text_only_name("model.language_model.norm.weight"), "model.norm.weight");
+        assert_eq!(text_only_name("model.norm.weight"), "model.norm.weight");
+        assert_eq!(text_only_name("lm_head.weight"), "lm_head.weight");
+    }
+
+    #[test]
+    fn an_index_may_name_only_files_of_its_own_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = folder.path().join(INDEX_FILE);
+        for file in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", "."] {
+            let json = serde_json::json!({"weight_map": {"model.norm.weight": file}});
+            std::fs::write(&index, json.to_string()).unwrap();
+            let text = indexed_files(&index).unwrap_err().to_string();
+            assert!(text.contains("model.norm.weight") && text.contains("same folder"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+"""Random Gemma 4 checkpoints in Hugging Face's format, made by transformers' own classes.
+
+Each is seeded and small; together they have every kind of layer and both spellings of full layers'
+sizes. `E2B_SLICE` keeps E2B's true widths in few layers, so that its real matrix shapes are judged.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+VOCAB = 512
+
+DENSE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": None,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 5,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "attention_k_eq_v": False,
+    "max_position_embeddings": 4096,
+    "final_logit_softcapping": 30.0,
+    "eos_token_id": 1,
+}
+"""Like E2B: per-layer inputs, shared keys and values, double-wide MLP, grouped queries."""
+
+K_EQ_V: dict[str, Any] = DENSE | {
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "use_bidirectional_attention": "vision",
+}
+"""Like 31B: values are the raw keys in full layers, which have KV heads of their own; no per-layer input."""
+
+ONE_KV_HEAD: dict[str, Any] = DENSE | {"num_key_value_heads": 1, "final_logit_softcapping": None}
+"""E2B's single KV head, and no soft cap."""
+
+NO_GROUPS: dict[str, Any] = DENSE | {"num_key_value_heads": 4, "num_kv_shared_layers": 0}
+"""As many KV heads as query heads, nothing shared."""
+
+E2B_SLICE: dict[str, Any] = {
+    "vocab_size": 4096,
+    "vocab_size_per_layer_input": 4096,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 5,
+    "layer_types": [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "num_global_key_value_heads": None,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 256,
+    "attention_k_eq_v": False,
+    "max_position_embeddings": 131072,
+    "final_logit_softcapping": 30.0,
+    "eos_token_id": 1,
+}
+"""Five of E2B's layers at full width: owners and consumers of both kinds."""
+
+
+@torch.no_grad()
+def _randomize(model: Gemma4ForCausalLM, seed: int) -> None:
+    """Draws weights that keep activations near 1, with layer scalars and norms away from 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def around(parameter: torch.Tensor, mean: float, spread: float) -> None:
+        parameter.copy_(mean + spread * torch.randn(parameter.shape, generator=generator))
+
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith(("inv_freq", "embed_scale")):
+            continue
+        if name.endswith("layer_scalar"):
+            parameter.copy_(0.6 + 0.8 * torch.rand(parameter.shape, generator=generator))
+        elif name == "model.norm.weight":
+            around(parameter, 5.0, 1.0)  # logits of several units, so that the soft cap counts
+        elif "norm" in name and "post_" in name:
+            around(parameter, 0.6, 0.15)
+        elif name.endswith("q_norm.weight"):
+            around(parameter, 2.0 * parameter.shape[0] ** -0.5, 0.05)
+        elif name.endswith("norm.weight"):
+            around(parameter, 1.0, 0.3)
+        else:
+            around(parameter, 0.0, parameter.shape[-1] ** -0.5)
+
+
+def make(
+    folder: Path,
+    settings: Mapping[str, Any] = DENSE,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 1,
+    saved_form: bool = False,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Writes config.json, generation_config.json and safetensors to `folder` and returns it.
+
+    Full layers are spelled as on the hub (`global_head_dim`), or with `saved_form` as transformers
+    saves them (`per_layer_config`).
+    """
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**settings)).eval()
+    _randomize(model, seed)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    if not saved_form:
+        config.pop("per_layer_config", None)
+        config["global_head_dim"] = settings["global_head_dim"]
+        config["num_global_key_value_heads"] = settings["num_global_key_value_heads"]
+    file.write_text(json.dumps(config))
+    generation = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 106, 50]}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def prompt(tokens: int, *, vocab: int = VOCAB, seed: int = 7) -> list[int]:
+    """A random prompt that begins with BOS and holds no control token."""
+    generator = torch.Generator().manual_seed(seed)
+    return [2, *torch.randint(107, vocab, (tokens - 1,), generator=generator).tolist()]
