@@ -4,6 +4,13 @@ from pathlib import Path
 
 import checkpoints
 import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny matrices gain nothing from threads, and on a busy machine their barriers cost much."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,135 @@
+"""The compiled half of `torchtpu_rs`, checked against the built module by `make check`.
+
+What is copied, which thread, when the GIL is held: `PYO3.md` beside this file.
+"""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, Literal, final
+
+from torch import Tensor
+
+BUILD: dict[str, str]
+"""Versions that built the module: `torch`, `rustc`, `python`, `crate`."""
+
+class CheckpointError(ValueError):
+    """A file of the checkpoint is missing, broken or not supported; the text names file, tensor or key."""
+
+class ContextFullError(ValueError):
+    """The tokens do not fit the engine's cache."""
+
+class DeviceError(RuntimeError):
+    """PyTorch or the device failed during a call; the engine stays usable."""
+
+@final
+class Decoded:
+    """The answer of `Engine.decode`."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The new token ids, without the stop id."""
+
+    @property
+    def finish(self) -> Literal["stop", "length", "cancelled"]:
+        """Why the answer ended."""
+
+    @property
+    def stop_id(self) -> int | None:
+        """The id that ended it when `finish` is `stop`."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Seconds from the call to the first token."""
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds from the first token to the last."""
+
+@final
+class Engine:
+    """A loaded checkpoint. Only the thread that made it may use it.
+
+    A call from another thread raises `pyo3_runtime.PanicException`, which is no `Exception`.
+    """
+
+    def __new__(
+        cls,
+        checkpoint: str | PathLike[str] | Sequence[str | PathLike[str]],
+        like: Tensor,
+        context: int = 8192,
+        *,
+        dtype: Literal["bfloat16", "float16", "float32"] | None = None,
+        prefill_chunk: int | None = None,
+        on_load: Callable[[int, int], object] | None = None,
+    ) -> Engine:
+        """Loads a checkpoint.
+
+        Args:
+            checkpoint: one or more folders; a tensor is taken from the first that has it, config.json from
+                the first that has one.
+            like: a floating-point tensor of one element; weights go to its device.
+            context: positions the cache holds; at most the checkpoint's `max_position_embeddings` count.
+            dtype: element type to run in; the checkpoint's own by default.
+            prefill_chunk: static shapes, for devices that compile: prompts run in padded chunks of this many
+                tokens and the cache is a ring. By default shapes follow the text and results are
+                transformers' own, bit for bit.
+            on_load: called with (layers done, layers in all); what it raises ends the load.
+
+        Raises:
+            CheckpointError: names file, tensor or key.
+            OSError: a file is there but cannot be read.
+            ValueError: an argument is out of range.
+            DeviceError: the device refused a tensor.
+        """
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        max_new: int,
+        stop: Sequence[int] | None = None,
+        read_every: int = 1,
+        on_tokens: Callable[[list[int]], object] | None = None,
+    ) -> Decoded:
+        """Answers the prompt `ids` greedily with at most `max_new` tokens.
+
+        Args:
+            ids: token ids of the whole prompt; every call begins anew.
+            max_new: most tokens to make; fewer come when the cache is full (`finish` is `length`).
+            stop: ids that end the answer; the checkpoint's `eos_token_id` list by default.
+            read_every: tokens handed to `on_tokens` at a time.
+            on_tokens: gets each batch of new ids, never the stop id. A false value (None too) ends the answer
+                with `finish="cancelled"`; an exception ends it and is raised from here.
+
+        Raises:
+            ContextFullError: the prompt is longer than the cache.
+            ValueError: no prompt, an id outside the vocabulary, a count below 1.
+            DeviceError: the device failed.
+        """
+
+    def logits(
+        self, ids: Sequence[int], forced: Sequence[int] | None = None, *, all: bool = False
+    ) -> Tensor:
+        """Logits `[rows, vocab]` on the CPU in the model's element type, for judging the model.
+
+        Rows: the last prompt token (or with `all` every one), then one for each id of `forced`, which is fed
+        as if the model had chosen it.
+
+        Raises: as `decode`.
+        """
+
+    def info(self) -> dict[str, Any]:
+        """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,
+        `dtype`, `weight_format`, `weight_bytes`, `cache_bytes`, `static_shapes`, `vocab_size`,
+        `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`."""
+
+def matmul_sum(like: Tensor) -> Tensor:
+    """The sum of an 8x8 product of ones, a tensor that is still on `like`'s device: 512.
+
+    Raises:
+        ValueError: `like` is no floating-point tensor of one element.
+        DeviceError: the device failed.
+    """
