@@ -104,6 +104,5 @@ fn rustc_version() -> String {
 
 fn fail(why: &str) -> ! {
     println!("cargo:warning={why}");
-    eprintln!("torchtpu_rs: {why}");
     std::process::exit(1);
 }

@@ -43,7 +43,9 @@ def test_tensor_functions() -> None:
 def test_decode_stops_and_streams(engine: torchtpu_rs.Engine) -> None:
     free = answer(engine)
     batches: list[list[int]] = []
-    done = engine.decode(PROMPT, 16, stop=[free[5]], read_every=2, on_tokens=lambda b: batches.append(b) or True)
+    done = engine.decode(
+        PROMPT, 16, stop=[free[5]], read_every=2, on_tokens=lambda b: batches.append(b) or True
+    )
     cut = free.index(free[5])
     assert (done.finish, done.stop_id, done.ids) == ("stop", free[5], free[:cut])
     assert [id_ for batch in batches for id_ in batch] == done.ids
@@ -207,7 +209,12 @@ def test_on_load_counts_layers_and_can_end_the_load(dense: Path) -> None:
 
 def test_info_says_what_is_loaded(dense: Path) -> None:
     info = torchtpu_rs.Engine(str(dense), LIKE, 128).info()
-    assert info["layout"] == {"full_rings": 1, "sliding_rings": 3, "shared_layers": 5, "context": 128}
+    assert info["layout"] == {
+        "full_rings": 1,
+        "sliding_rings": 3,
+        "shared_layers": 5,
+        "context": 128,
+    }
     assert (info["device"], info["dtype"], info["vocab_size"]) == ("cpu", "bfloat16", 512)
     # Keys and values, two bytes each: 3 layers of 16 rows of 2 heads of 16; 1 of 128 rows of 2 heads of 32.
     assert info["cache_bytes"] == 2 * 2 * (3 * 16 * 2 * 16 + 128 * 2 * 32)
@@ -219,7 +226,9 @@ def test_the_context_is_at_most_what_the_model_was_trained_for(dense: Path) -> N
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_another_torch_is_refused_with_both_versions_and_the_remedy() -> None:

@@ -20,7 +20,9 @@ def f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.make(tmp_path_factory.mktemp("f32"), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("split", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 1, 39])
+@pytest.mark.parametrize(
+    "split", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 1, 39]
+)
 def test_prefill_equals_prefill_of_a_part_and_decode_of_the_rest(f32: Path, split: int) -> None:
     engine = torchtpu_rs.Engine(f32, LIKE)
     whole = engine.logits(PROMPT, all=True)
@@ -30,7 +32,9 @@ def test_prefill_equals_prefill_of_a_part_and_decode_of_the_rest(f32: Path, spli
 
 @pytest.mark.parametrize("chunk", [2, 5, WINDOW, 33, 64])
 @pytest.mark.parametrize("settings", ["DENSE", "K_EQ_V"])
-def test_a_ring_that_wrapped_equals_growing_views(tmp_path: Path, settings: str, chunk: int) -> None:
+def test_a_ring_that_wrapped_equals_growing_views(
+    tmp_path: Path, settings: str, chunk: int
+) -> None:
     """Rings of `window - 1 + chunk` rows: chunks of 64 never wrap in 40 tokens, chunks of 2 do four times."""
     folder = checkpoints.make(tmp_path, getattr(checkpoints, settings), dtype=torch.float32)
     views = torchtpu_rs.Engine(folder, LIKE, 128)
@@ -48,7 +52,9 @@ def test_a_ring_that_wrapped_equals_one_that_never_does(f32: Path) -> None:
     """The ring's rows beyond the window are masked, so a ring as long as the text is a full cache with a mask."""
     small, large = (torchtpu_rs.Engine(f32, LIKE, 128, prefill_chunk=chunk) for chunk in (2, 121))
     forced = checkpoints.prompt(60, seed=9)
-    torch.testing.assert_close(small.logits(PROMPT, forced), large.logits(PROMPT, forced), **TOLERANCE)
+    torch.testing.assert_close(
+        small.logits(PROMPT, forced), large.logits(PROMPT, forced), **TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("chunk", [None, 16], ids=["views", "ring"])
@@ -72,7 +78,9 @@ def test_a_slot_reused_after_any_ending_behaves_like_a_new_one(
     else:
         with pytest.raises(ZeroDivisionError):
             used.decode(other, 9, stop=[], on_tokens=lambda _: 1 // 0)
-    assert torch.equal(used.logits(PROMPT[:9], PROMPT[9:20]), engine().logits(PROMPT[:9], PROMPT[9:20]))
+    assert torch.equal(
+        used.logits(PROMPT[:9], PROMPT[9:20]), engine().logits(PROMPT[:9], PROMPT[9:20])
+    )
 
 
 def test_the_same_call_twice_gives_the_same_bits(dense: Path) -> None:

@@ -55,10 +55,17 @@ def test_names_of_a_multimodal_checkpoint_under_a_text_config(dense: Path, copy:
 def test_a_multimodal_checkpoint_with_its_towers(dense: Path, copy: Path) -> None:
     rename(copy, "model.", "model.language_model.")
     file = copy / "model.safetensors"
-    towers = {f"model.{tower}.x.weight": torch.ones(3) for tower in ("vision_tower", "audio_tower", "embed_vision")}
+    towers = {
+        f"model.{tower}.x.weight": torch.ones(3)
+        for tower in ("vision_tower", "audio_tower", "embed_vision")
+    }
     save_file(load_file(file) | towers, file)
     text = json.loads((copy / "config.json").read_text())
-    whole = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}
+    whole = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": text,
+    }
     (copy / "config.json").write_text(json.dumps(whole))
     assert tokens(copy) == tokens(dense)
 
@@ -85,7 +92,9 @@ def test_an_untied_head_is_used(dense: Path, copy: Path) -> None:
     assert tokens(copy)[0] == tokens(dense)[0] + 1
 
 
-def test_a_tensor_is_taken_from_the_first_folder_that_has_it(dense: Path, copy: Path, tmp_path: Path) -> None:
+def test_a_tensor_is_taken_from_the_first_folder_that_has_it(
+    dense: Path, copy: Path, tmp_path: Path
+) -> None:
     first = tmp_path / "first"
     first.mkdir()
     name = "model.embed_tokens.weight"

@@ -94,7 +94,8 @@ def test_a_header_that_is_no_json_is_refused(broken: Path) -> None:
 def test_overlapping_tensors_are_refused(broken: Path) -> None:
     def overlap(header: Header) -> None:
         first, second, *_ = sorted(
-            (name for name in header if name != "__metadata__"), key=lambda n: header[n]["data_offsets"]
+            (name for name in header if name != "__metadata__"),
+            key=lambda n: header[n]["data_offsets"],
         )
         start, end = header[second]["data_offsets"]
         shift = header[first]["data_offsets"][1] - header[first]["data_offsets"][0]
@@ -127,7 +128,9 @@ def test_trailing_bytes_are_refused(broken: Path) -> None:
 
 
 def test_a_wrong_dtype_names_the_tensor(broken: Path) -> None:
-    edit_tensors(broken, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int16)}))
+    edit_tensors(
+        broken, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int16)})
+    )
     refused(broken, "model.safetensors", "`model.norm.weight`", "I16")
 
 
@@ -142,7 +145,9 @@ def test_a_missing_tensor_is_named(broken: Path) -> None:
 
 
 def test_a_tensor_without_a_place_is_named(broken: Path) -> None:
-    edit_tensors(broken, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}))
+    edit_tensors(
+        broken, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)})
+    )
     refused(broken, "`model.layers.0.self_attn.q_proj.bias`")
 
 
@@ -153,7 +158,14 @@ def test_a_packed_weight_is_refused_as_quantized(broken: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["hidden_size", "num_hidden_layers", "vocab_size", "sliding_window", "hidden_size_per_layer_input"]
+    "key",
+    [
+        "hidden_size",
+        "num_hidden_layers",
+        "vocab_size",
+        "sliding_window",
+        "hidden_size_per_layer_input",
+    ],
 )
 def test_a_missing_config_key_is_named(broken: Path, key: str) -> None:
     edit_config(broken, **{key: ...})
@@ -210,12 +222,16 @@ def test_a_generation_config_with_an_id_outside_the_vocabulary_is_refused(broken
         ({"num_kv_shared_layers": 9}, "drafter"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(broken: Path, keys: dict[str, object], name: str) -> None:
+def test_what_is_not_supported_is_refused_by_name(
+    broken: Path, keys: dict[str, object], name: str
+) -> None:
     edit_config(broken, **keys)
     refused(broken, "config.json", name, "not supported")
 
 
-@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", ".."])
+@pytest.mark.parametrize(
+    "file", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", ".."]
+)
 def test_an_index_that_names_a_file_outside_the_folder_is_refused(broken: Path, file: str) -> None:
     index = {"weight_map": {"model.norm.weight": file}}
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))

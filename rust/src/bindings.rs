@@ -2,6 +2,7 @@
 //!
 //! The one file with pyo3 besides `aten/python.rs`. Every call that can reach ATen releases the GIL and
 //! takes it back only for a callback. `rust/PYO3.md` has a row for each crossing.
+#![expect(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 
 use std::{path::PathBuf, time::Duration};
 
@@ -359,9 +360,9 @@ fn token_ids(name: &str, ids: &[Number]) -> PyResult<Vec<i64>> {
 /// The compiled half of the package `torchtpu_rs`.
 #[pymodule]
 pub mod _native {
+    use super::{Bound, PyDict, PyModule, PyResult};
     #[pymodule_export]
     use super::{CheckpointError, ContextFullError, Decoded, DeviceError, Engine, matmul_sum};
-    use super::{Bound, PyDict, PyModule, PyResult};
     use pyo3::types::{PyDictMethods, PyModuleMethods};
 
     #[pymodule_init]

@@ -273,11 +273,7 @@ impl Engine {
 /// Longest context that is asked of a device; twice the largest published `max_position_embeddings`.
 const MAX_CONTEXT: usize = 1 << 19;
 
-fn check_range(
-    name: &str,
-    value: usize,
-    range: std::ops::RangeInclusive<usize>,
-) -> Result<()> {
+fn check_range(name: &str, value: usize, range: std::ops::RangeInclusive<usize>) -> Result<()> {
     if range.contains(&value) {
         return Ok(());
     }

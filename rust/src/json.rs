@@ -22,7 +22,9 @@ pub(crate) fn read_object(file: &Path) -> Result<Map<String, Value>> {
     let format = |reason| Error::Format { file: file.to_owned(), reason };
     let bytes = std::fs::metadata(file).map_err(io)?.len();
     if bytes > MAX_JSON_BYTES {
-        return Err(format(format!("expected at most {MAX_JSON_BYTES} bytes of JSON, found {bytes}")));
+        return Err(format(format!(
+            "expected at most {MAX_JSON_BYTES} bytes of JSON, found {bytes}"
+        )));
     }
     let text = std::fs::read(file).map_err(io)?;
     match serde_json::from_slice(&text) {

@@ -12,7 +12,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// `suppress_tokens` come from generation_config.json and are below `vocab_size`.
+    /// `suppress_tokens` come from `generation_config.json` and are below `vocab_size`.
     pub(crate) fn new(suppress_tokens: &[i64], vocab_size: usize, like: &Tensor) -> Result<Self> {
         if suppress_tokens.is_empty() {
             return Ok(Self { suppressed: None });

@@ -5,10 +5,10 @@
 
 use crate::{
     aten::Tensor,
-    cache::{Cache, Chronological, Ring, RingStep},
+    cache::{Cache, Chronological, Keep, Ring, RingStep},
     config::Config,
     error::Result,
-    model::{Gemma4, Keep},
+    model::Gemma4,
 };
 
 /// Shapes of the cache and of the steps on it.
@@ -32,12 +32,7 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    pub(crate) fn new(
-        model: Gemma4,
-        config: &Config,
-        shape: Shape,
-        like: &Tensor,
-    ) -> Result<Self> {
+    pub(crate) fn new(model: Gemma4, config: &Config, shape: Shape, like: &Tensor) -> Result<Self> {
         let cache = match shape.chunk {
             None => {
                 Cache::Chronological(Chronological::new(config, shape.slots, shape.context, like)?)

@@ -154,7 +154,8 @@ impl Weights {
             return Err(self.missing(name));
         };
         if entry.shape != shape {
-            let reason = format!("expected shape {shape:?} by config.json, found {:?}", entry.shape);
+            let reason =
+                format!("expected shape {shape:?} by config.json, found {:?}", entry.shape);
             return Err(self.wrong(entry, reason));
         }
         let Some(dtype) = model_dtype(entry.dtype) else {

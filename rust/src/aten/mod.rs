@@ -73,8 +73,10 @@ impl Drop for Tensor {
 
 /// The text the shim kept for this thread's last failure.
 fn last_error() -> String {
+    // SAFETY: the call has no preconditions.
+    let text = unsafe { ffi::tt_last_error() };
     // SAFETY: the shim returns a zero-terminated string that lives until this thread's next failure.
-    let text = unsafe { CStr::from_ptr(ffi::tt_last_error()) };
+    let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().into_owned()
 }
 
@@ -262,9 +264,7 @@ impl Tensor {
     pub(crate) fn cat(tensors: &[&Self], dim: i64) -> Result<Self> {
         let raw: Vec<ffi::Raw> = tensors.iter().map(|tensor| tensor.raw()).collect();
         // SAFETY: `raw` holds `len` live handles for the call.
-        Self::made("cat", |out| unsafe {
-            ffi::tt_cat(raw.as_ptr(), raw.len() as i64, dim, out)
-        })
+        Self::made("cat", |out| unsafe { ffi::tt_cat(raw.as_ptr(), raw.len() as i64, dim, out) })
     }
 
     // -- reading and writing --
@@ -326,9 +326,7 @@ impl Tensor {
     /// A view of `length` entries of `dim`.
     pub(crate) fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
         // SAFETY: the handle is live; ATen checks the range.
-        Self::made("narrow", |out| unsafe {
-            ffi::tt_narrow(self.raw(), dim, start, length, out)
-        })
+        Self::made("narrow", |out| unsafe { ffi::tt_narrow(self.raw(), dim, start, length, out) })
     }
 
     /// A view of entry `index` of `dim`, which is dropped.

@@ -15,7 +15,6 @@ use crate::{
     aten::Tensor,
     config::{Config, KeyValues, LayerType},
     error::{Error, Result},
-    model::Keep,
 };
 
 /// How attention is computed over what the cache gives.
@@ -25,6 +24,38 @@ pub(crate) enum Attend {
     Fused,
     /// Products and softmax written out.
     Written,
+}
+
+/// Which tokens of a step get logits.
+pub(crate) enum Keep {
+    /// All T.
+    All,
+    /// The last of T.
+    Last,
+    /// One of T for each slot, by an index tensor `[B]`: padding may follow it.
+    At(Tensor),
+}
+
+impl Keep {
+    /// Of `x`, the kept entries of dimension `dim`, which counts tokens.
+    pub(crate) fn of(&self, x: &Tensor, dim: i64) -> Result<Tensor> {
+        match self {
+            Self::All => x.alias(),
+            Self::Last => {
+                let tokens = x.sizes()?[dim as usize];
+                x.narrow(dim, tokens - 1, 1)
+            }
+            Self::At(index) => {
+                let sizes = x.sizes()?;
+                let mut shape = vec![1; sizes.len()];
+                shape[0] = index.sizes()?[0];
+                // A table shared by all slots is repeated, since each slot keeps its own token.
+                let mut batched = sizes.clone();
+                batched[0] = shape[0];
+                x.expand(&batched)?.take_along_dim(&index.reshape(&shape)?, dim)
+            }
+        }
+    }
 }
 
 /// Where the new rows of one layer type go in this step.

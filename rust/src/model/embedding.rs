@@ -1,14 +1,9 @@
 //! Token embeddings and the per-layer inputs made of them (gemma4.md 2.2, 2.3).
 
 use super::norm::RmsNorm;
-use crate::{
-    aten::Tensor,
-    config::Config,
-    error::Result,
-    weights::Weights,
-};
+use crate::{aten::Tensor, config::Config, error::Result, weights::Weights};
 
-/// `embed_tokens`, scaled by sqrt(hidden_size).
+/// `embed_tokens`, scaled by sqrt(`hidden_size`).
 pub(crate) struct Embedding {
     pub(crate) weight: Tensor, // [vocab, hidden]
     scale: Tensor,             // one element, rounded to the model's type before it multiplies

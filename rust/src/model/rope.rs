@@ -2,6 +2,7 @@
 
 use crate::{
     aten::{DType, Tensor},
+    cache::Keep,
     config::Rope,
     error::Result,
 };
@@ -46,12 +47,13 @@ impl Rotation {
     /// Turns `x` `[B, T, heads, head_dim]`; pairs are `(j, j + head_dim / 2)`.
     pub(crate) fn rotate(&self, x: &Tensor, head_dim: usize) -> Result<Tensor> {
         let half = head_dim as i64 / 2;
-        let turned = Tensor::cat(&[&x.narrow(-1, half, half)?.neg()?, &x.narrow(-1, 0, half)?], -1)?;
+        let turned =
+            Tensor::cat(&[&x.narrow(-1, half, half)?.neg()?, &x.narrow(-1, 0, half)?], -1)?;
         x.mul(&self.cos)?.add(&turned.mul(&self.sin)?)
     }
 
     /// The same tables for only those of the `T` tokens that `keep` names.
-    pub(crate) fn keep(&self, keep: &super::Keep) -> Result<Self> {
+    pub(crate) fn keep(&self, keep: &Keep) -> Result<Self> {
         Ok(Self { cos: keep.of(&self.cos, 1)?, sin: keep.of(&self.sin, 1)? })
     }
 }

@@ -1,0 +1,98 @@
+# Every command of the project. Each target does its own set-up, in .venv, and a second call does nothing twice.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# No search for a TPU on machines without one: with torch_tpu installed, `import torch` would wait minutes for it.
+export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+RUST := rust/Cargo.toml rust/Cargo.lock rust/build.rs $(wildcard rust/shim/* rust/src/*.rs rust/src/*/*.rs)
+CARGO_FLAGS := --manifest-path rust/Cargo.toml --release --locked
+SHELL_SCRIPTS := .ci/run
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build lock check format test test-rust test-python parity parity-e2b bench serve train score ci clean
+
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# -- set-up --------------------------------------------------------------------------------------------
+
+$(BIN)/uv: requirements/uv.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 to 3.14, found " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	@touch $@
+
+$(VENV)/.installed: $(BIN)/uv requirements/lock.txt
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/uv.txt requirements/lock.txt
+	@touch $@
+
+# The stamp is newer than what it was built from, the installed PyTorch included.
+$(VENV)/.built: $(VENV)/.installed $(RUST) pyproject.toml
+	@command -v cargo >/dev/null || { echo "expected cargo (install Rust from https://rustup.rs), found none" >&2; exit 1; }
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable .
+	@touch $@
+
+setup: $(VENV)/.installed  ## Make .venv with the locked packages
+
+build: $(VENV)/.built  ## Build the Rust module into .venv
+
+lock: $(BIN)/uv  ## Renew requirements/lock.txt from pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" --extra dev pyproject.toml -o requirements/lock.txt
+
+# -- judging -------------------------------------------------------------------------------------------
+
+check: build  ## Formatters, linters, types, stub: warnings are errors
+	cargo fmt --manifest-path rust/Cargo.toml --check
+	cargo clippy $(CARGO_FLAGS) --features extension-module -- -D warnings
+	$(BIN)/clang-format --dry-run --Werror rust/shim/*.h rust/shim/*.cpp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	MYPYPATH=. $(BIN)/python -m mypy.stubtest torchtpu_rs
+	$(BIN)/shellcheck $(SHELL_SCRIPTS)
+
+format: setup  ## Rewrite sources in the project's format
+	cargo fmt --manifest-path rust/Cargo.toml
+	$(BIN)/clang-format -i rust/shim/*.h rust/shim/*.cpp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: test-rust test-python  ## Run the tests
+
+# Unit tests of the crate link libtorch without an interpreter.
+test-rust: build
+	LD_LIBRARY_PATH="$$($(BIN)/python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent / "lib")')" \
+	  cargo test $(CARGO_FLAGS) --lib --quiet
+
+test-python: build
+	$(BIN)/python -m pytest -q
+
+parity: build  ## Compare with transformers on the embedded model, bit by bit
+	$(BIN)/python -m bench.parity models/gemma4-embedded --tokens 64
+
+parity-e2b: build  ## The same on a random checkpoint of E2B's full size (8.6 GiB, made in $TORCHTPU_SCRATCH)
+	$(BIN)/python -m bench.parity_e2b
+
+bench: build  ## Speed against transformers at E2B's size, and the server's overhead; writes bench/results
+	$(BIN)/python -m bench.compare
+	$(BIN)/python -m bench.server_overhead
+
+train: build  ## Train the embedded model anew, and score it
+	$(BIN)/python -m models.training.train models/gemma4-embedded
+	$(BIN)/python -m models.training.score models/gemma4-embedded
+
+score: build  ## Score the embedded model on held-out questions
+	$(BIN)/python -m models.training.score models/gemma4-embedded --backend torchtpu_rs
+
+# -- running -------------------------------------------------------------------------------------------
+
+serve: build  ## Serve the embedded model on port 8000
+	$(BIN)/torchtpu-rs serve
+
+ci: check test  ## What CI runs
+
+clean:  ## Remove everything that was built
+	rm -rf $(VENV) rust/target torchtpu_rs/*.so

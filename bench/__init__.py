@@ -1,0 +1,1 @@
+"""Judging numbers and speed against transformers. Results are JSON under `bench/results/`."""

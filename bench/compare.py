@@ -1,0 +1,194 @@
+"""Decode and prefill speed at E2B's size, ours against transformers, in turn on one machine.
+
+    python -m bench.compare [CHECKPOINT] [--rounds 3] [--out bench/results/compare.json]
+
+Each measurement is a process of its own; between two of them the memory's read bandwidth is measured,
+because on a shared machine it changes from minute to minute and decides the decode speed. The floor is
+what a step must read (`STEP_BYTES`) at that bandwidth. Prints a table and writes the JSON it is made from.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchtpu_rs
+from bench import e2b_shape
+
+PREFILLS = (64, 512)
+DECODE_FROM, DECODE_TOKENS = 64, 24
+# Bytes of weights that one decode step reads: E2B's linear layers and the tied head in bfloat16
+# (1,876,819,968 + 402,653,184 weights), plus one row of the per-layer table.
+STEP_BYTES = 2 * (1_876_819_968 + 402_653_184 + 8_960)
+METRICS = {
+    "decode": ("decode, tokens/s", "higher"),
+    "prefill_64": ("prefill of 64, tokens/s", "higher"),
+    "prefill_512": ("prefill of 512, tokens/s", "higher"),
+    "load_seconds": ("load, s", "lower"),
+    "first_token_seconds": ("first token after load (64), s", "lower"),
+    "peak_gib": ("peak memory with mapped pages, GiB", "lower"),
+}
+
+
+def read_bandwidth() -> float:
+    """GB/s at which all threads read a gibibyte that no cache holds; the best of five."""
+    data = torch.ones(1 << 27, dtype=torch.int64)
+    best = 0.0
+    for _ in range(5):
+        begun = time.perf_counter()
+        data.sum()
+        best = max(best, data.nbytes / (time.perf_counter() - begun) / 1e9)
+    return best
+
+
+def seconds(run: Callable[[], object], repeats: int) -> float:
+    """The median time of `run`."""
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+def prompt(tokens: int) -> list[int]:
+    """A random prompt that begins with BOS and holds no control token."""
+    generator = torch.Generator().manual_seed(1)
+    return [2, *torch.randint(107, 2048, (tokens - 1,), generator=generator).tolist()]
+
+
+def measure_rust(folder: Path) -> dict[str, float]:
+    """Ours, by its own clock for decode and from outside for the rest."""
+    begun = time.perf_counter()
+    engine = torchtpu_rs.Engine(folder, torch.zeros(1), 1024)
+    loaded = time.perf_counter()
+    engine.decode(prompt(64), 1, stop=[])
+    first = time.perf_counter()
+    result = {"load_seconds": loaded - begun, "first_token_seconds": first - loaded}
+    for tokens in PREFILLS:
+        ids = prompt(tokens)
+        engine.decode(ids, 1, stop=[])
+        took = seconds(lambda ids=ids: engine.decode(ids, 1, stop=[]), 3)  # type: ignore[misc]
+        result[f"prefill_{tokens}"] = tokens / took
+    done = engine.decode(prompt(DECODE_FROM), DECODE_TOKENS + 1, stop=[])
+    result["decode"] = DECODE_TOKENS / done.decode_seconds
+    return result
+
+
+@torch.inference_mode()
+def measure_transformers(folder: Path) -> dict[str, float]:
+    """transformers with its defaults; a decode step is one forward and the choice, without `generate`'s loop."""
+    from transformers import AutoModelForCausalLM
+
+    begun = time.perf_counter()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.eval()
+    loaded = time.perf_counter()
+
+    def first_token(tokens: int) -> Any:
+        ids = torch.tensor([prompt(tokens)])
+        out = model(ids, logits_to_keep=1, use_cache=True)
+        out.logits[0, -1].float().argmax().item()
+        return out
+
+    first_token(64)
+    first = time.perf_counter()
+    result = {"load_seconds": loaded - begun, "first_token_seconds": first - loaded}
+    for tokens in PREFILLS:
+        first_token(tokens)
+        took = seconds(lambda tokens=tokens: first_token(tokens), 3)  # type: ignore[misc]
+        result[f"prefill_{tokens}"] = tokens / took
+    out = first_token(DECODE_FROM)
+    begun = time.perf_counter()
+    for _ in range(DECODE_TOKENS):
+        token = out.logits[0, -1].float().argmax()
+        out = model(token.view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+        token.item()
+    result["decode"] = DECODE_TOKENS / (time.perf_counter() - begun)
+    return result
+
+
+def one_side(side: str, folder: Path) -> dict[str, float]:
+    """The measurements of one process."""
+    result = measure_rust(folder) if side == "rust" else measure_transformers(folder)
+    result["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return result
+
+
+def run_sides(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Ours and transformers in turn, each with the bandwidth measured before and after it."""
+    runs = []
+    before = read_bandwidth()
+    for number in range(rounds):
+        # The order changes, so that a drift of the machine favours neither.
+        for side in ("rust", "transformers")[:: 1 if number % 2 == 0 else -1]:
+            command = [sys.executable, "-m", "bench.compare", str(folder), "--side", side]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            after = read_bandwidth()
+            figures = json.loads(done.stdout.splitlines()[-1])
+            runs.append(
+                {"round": number, "side": side, "bandwidth_gbs": (before + after) / 2, **figures}
+            )
+            print(
+                f"round {number} {side:12s} {before:.0f}-{after:.0f} GB/s " + json.dumps(figures),
+                flush=True,
+            )
+            before = after
+    return runs
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Medians of both sides, and the median of the rounds' ratios, as Markdown."""
+    lines = ["| | torchtpu_rs | transformers | ratio |", "|---|---|---|---|"]
+    sides = {
+        side: [run for run in runs if run["side"] == side] for side in ("rust", "transformers")
+    }
+    for key, (label, better) in METRICS.items():
+        ours, theirs = ([run[key] for run in side] for side in sides.values())
+        ratios = [a / b if better == "higher" else b / a for a, b in zip(ours, theirs, strict=True)]
+        medians = [statistics.median(values) for values in (ours, theirs, ratios)]
+        lines.append(f"| {label} | {medians[0]:.2f} | {medians[1]:.2f} | {medians[2]:.2f} |")
+    bandwidth = statistics.median(run["bandwidth_gbs"] for run in runs)
+    lines.append("")
+    lines.append(
+        f"Read bandwidth beside it {bandwidth:.0f} GB/s (median); a decode step reads {STEP_BYTES / 1e9:.2f} GB, "
+        f"so the floor is {bandwidth * 1e9 / STEP_BYTES:.1f} tokens/s. Ratios above 1 are in our favour."
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Reads the command line, measures, prints, writes."""
+    parser = argparse.ArgumentParser(description="Compare speed with transformers.")
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=e2b_shape.scratch())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/compare.json"))
+    parser.add_argument("--side", choices=["rust", "transformers"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        print(json.dumps(one_side(arguments.side, arguments.checkpoint)))
+        return
+    folder = e2b_shape.make(arguments.checkpoint)
+    runs = run_sides(folder, arguments.rounds)
+    machine = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "build": torchtpu_rs.BUILD,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n")
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

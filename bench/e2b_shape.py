@@ -1,0 +1,154 @@
+"""A checkpoint of Gemma 4 E2B's exact shape with random weights: 4.63 G parameters, 8.6 GiB.
+
+    python -m bench.e2b_shape FOLDER
+
+Speed and bits do not depend on what the weights say; they are drawn so that activations stay near 1.
+One shard is in memory at a time. Shapes: gemma4.md 1.2 and 3.1 (published config.json of E2B).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, LAYERS, HEADS, VOCAB, PER_LAYER = 1536, 35, 8, 262144, 256
+FIRST_SHARED = 15
+WEIGHTS_PER_SHARD = 600_000_000
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "dtype": "bfloat16",
+    "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size": HIDDEN,
+    "hidden_size_per_layer_input": PER_LAYER,
+    "intermediate_size": 6144,
+    "num_hidden_layers": LAYERS,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "num_global_key_value_heads": None,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_kv_shared_layers": LAYERS - FIRST_SHARED,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "max_position_embeddings": 131072,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+
+
+def _matrix(rows: int, columns: int) -> torch.Tensor:
+    return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, columns**-0.5)
+
+
+def _norm(width: int, mean: float, spread: float) -> torch.Tensor:
+    return (mean + spread * torch.randn(width)).to(torch.bfloat16)
+
+
+def _layer(index: int) -> Iterator[tuple[str, torch.Tensor]]:
+    full = CONFIG["layer_types"][index] == "full_attention"
+    head_dim = 512 if full else 256
+    owns_cache = index < FIRST_SHARED
+    mlp = 6144 if owns_cache else 12288
+    matrices = {
+        "self_attn.q_proj": (HEADS * head_dim, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HEADS * head_dim),
+        "mlp.gate_proj": (mlp, HIDDEN),
+        "mlp.up_proj": (mlp, HIDDEN),
+        "mlp.down_proj": (HIDDEN, mlp),
+        "per_layer_input_gate": (PER_LAYER, HIDDEN),
+        "per_layer_projection": (HIDDEN, PER_LAYER),
+    }
+    norms = {
+        "input_layernorm": (HIDDEN, 1.0, 0.2),
+        "pre_feedforward_layernorm": (HIDDEN, 1.0, 0.2),
+        "post_attention_layernorm": (HIDDEN, 0.4, 0.1),
+        "post_feedforward_layernorm": (HIDDEN, 0.4, 0.1),
+        "post_per_layer_input_norm": (HIDDEN, 0.4, 0.1),
+        "self_attn.q_norm": (head_dim, 0.15, 0.03),
+    }
+    if owns_cache:
+        matrices |= {"self_attn.k_proj": (head_dim, HIDDEN), "self_attn.v_proj": (head_dim, HIDDEN)}
+        norms |= {"self_attn.k_norm": (head_dim, 1.0, 0.1)}
+    for name, shape in matrices.items():
+        yield f"{name}.weight", _matrix(*shape)
+    for name, of in norms.items():
+        yield f"{name}.weight", _norm(*of)
+    yield "layer_scalar", torch.tensor([0.9 + 0.1 * (index % 3)], dtype=torch.bfloat16)
+
+
+def _tensors() -> Iterator[tuple[str, torch.Tensor]]:
+    yield "model.norm.weight", _norm(HIDDEN, 5.0, 1.0)
+    yield "model.per_layer_projection_norm.weight", _norm(PER_LAYER, 1.0, 0.2)
+    yield "model.per_layer_model_projection.weight", _matrix(LAYERS * PER_LAYER, HIDDEN)
+    for index in range(LAYERS):
+        for name, tensor in _layer(index):
+            yield f"model.layers.{index}.{name}", tensor
+    yield "model.embed_tokens.weight", _matrix(VOCAB, HIDDEN)
+    table = torch.empty(VOCAB, LAYERS * PER_LAYER, dtype=torch.bfloat16)
+    yield "model.embed_tokens_per_layer.weight", table.normal_(0, PER_LAYER**-0.5)
+
+
+def make(folder: Path) -> Path:
+    """Writes the checkpoint, unless `folder` has it whole already; returns `folder`."""
+    index_file = folder / "model.safetensors.index.json"
+    if index_file.is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    shard: dict[str, torch.Tensor] = {}
+    weight_map: dict[str, str] = {}
+    shards = 0
+
+    def flush() -> None:
+        nonlocal shards
+        file = f"model-{shards:05d}.safetensors"
+        save_file(shard, folder / file, {"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+        shard.clear()
+        shards += 1
+
+    for name, tensor in _tensors():
+        shard[name] = tensor
+        if sum(held.numel() for held in shard.values()) > WEIGHTS_PER_SHARD:
+            flush()
+    if shard:
+        flush()
+    (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    ends = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 106, 50]}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    # Written last: its presence says that the checkpoint is whole.
+    index_file.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def scratch() -> Path:
+    """Where the checkpoint is kept: $TORCHTPU_SCRATCH, else a cache folder of the user's."""
+    root = os.environ.get("TORCHTPU_SCRATCH") or Path.home() / ".cache" / "torchtpu_rs"
+    return Path(root) / "e2b-shape-bf16"
+
+
+if __name__ == "__main__":
+    print(make(Path(sys.argv[1]) if len(sys.argv) > 1 else scratch()))
