@@ -53,15 +53,17 @@ def report(rust: dict[str, Any], other: dict[str, Any]) -> int:
     top = [side["first"].topk(5).indices.tolist() for side in (rust, other)]
     log_p, log_q = (side["first"].double().log_softmax(-1) for side in (other, rust))
     kl = (log_p.exp() * (log_p - log_q)).sum().item()
-    pairs = list(zip(rust["ids"], other["ids"], strict=False))
-    same: int = sum(ours == theirs for ours, theirs in pairs)
+    found: list[int] = rust["ids"]
+    expected: list[int] = other["ids"]
+    pairs = list(zip(found, expected, strict=False))
+    same = sum(ours == theirs for ours, theirs in pairs)
     first = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
     print(f"top5 rust {top[0]} hf {top[1]}")
     print(f"KL(hf||rs) {kl:.3e}; same {same} of {len(other['ids'])}; first diff {first}")
     if first is not None:
         ours, theirs = pairs[first]
         print(f"  at {first}: rust {ours}, hf {theirs}, hf's margin {other['margins'][first]:.4f}")
-    return int(len(other["ids"])) - same
+    return len(expected) - same
 
 
 def main() -> int:

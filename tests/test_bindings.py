@@ -6,11 +6,11 @@ import threading
 import time
 from pathlib import Path
 
-import checkpoints
 import pytest
 import torch
 
 import torchtpu_rs
+from tests import checkpoints
 
 PYO3_MD = Path(__file__).parents[1] / "rust" / "PYO3.md"
 LIKE = torch.zeros(1)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import checkpoints
 import pytest
 import torch
 
 import torchtpu_rs
+from tests import checkpoints
 
 LIKE = torch.zeros(1)
 WINDOW = checkpoints.DENSE["sliding_window"]

@@ -4,12 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
-import checkpoints
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import torchtpu_rs
+from tests import checkpoints
 
 LIKE = torch.zeros(1)
 PROMPT = checkpoints.prompt(20)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import torchtpu_rs
+from tests import checkpoints
 
 LIKE = torch.zeros(1)
 Header = dict[str, Any]

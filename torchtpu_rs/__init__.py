@@ -23,7 +23,9 @@ def _check_torch() -> None:
     files = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        raise ImportError(f"torchtpu_rs is not built for this Python: no {files[0].name}; {rebuild}")
+        raise ImportError(
+            f"torchtpu_rs is not built for this Python: no {files[0].name}; {rebuild}"
+        )
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         mark = _MARK.search(data)
         built = mark.group(1).decode() if mark else "an unknown version"

@@ -75,8 +75,8 @@ class Engine:
             context: positions the cache holds; at most the checkpoint's `max_position_embeddings` count.
             dtype: element type to run in; the checkpoint's own by default.
             prefill_chunk: static shapes, for devices that compile: prompts run in padded chunks of this many
-                tokens and the cache is a ring. By default shapes follow the text and results are
-                transformers' own, bit for bit.
+                tokens and the cache is a ring. By default so on `tpu` (128); on `cpu` and `cuda` shapes follow
+                the text, and on `cpu` results are transformers' own, bit for bit.
             on_load: called with (layers done, layers in all); what it raises ends the load.
 
         Raises:

@@ -21,6 +21,9 @@ use crate::{
 /// The slot of the one sequence that is served at a time.
 const SLOT: usize = 0;
 
+/// Tokens of a prefill step on devices that compile: one pass of a TPU's 128-row matrix unit.
+const DEFAULT_CHUNK: usize = 128;
+
 /// What to load, and how.
 pub(crate) struct Options {
     /// Folders; a tensor is taken from the first that has it.
@@ -31,7 +34,8 @@ pub(crate) struct Options {
     pub(crate) context: usize,
     /// Element type to run in; `None` means the checkpoint's.
     pub(crate) dtype: Option<DType>,
-    /// Tokens of a prefill step with static shapes; `None`: shapes follow the text (exact mode).
+    /// Tokens of a prefill step with static shapes; `None`: shapes follow the text (exact mode) on
+    /// devices that run eagerly, and chunks have a default size on those that compile.
     pub(crate) chunk: Option<usize>,
 }
 
@@ -130,8 +134,11 @@ impl Engine {
         let like = options.like.to_dtype(dtype)?;
         let mut weights = Weights::open(&options.checkpoint, like.alias()?)?;
         let context = options.context.min(config.max_position_embeddings);
+        let device = like.device()?;
+        let compiles = !["cpu", "cuda"].iter().any(|eager| device.starts_with(eager));
+        let chunk = options.chunk.or(compiles.then_some(DEFAULT_CHUNK));
         let model = Gemma4::load(&config, &mut weights, &like, on_layer)?;
-        let shape = Shape { slots: 1, context, chunk: options.chunk };
+        let shape = Shape { slots: 1, context, chunk };
         let runner = Runner::new(model, &config, shape, &like)?;
         let sampler = Sampler::new(&config.suppress_tokens, config.vocab_size, &like)?;
         let owners = |layer_type: LayerType| {
@@ -148,11 +155,11 @@ impl Engine {
             vocab_size: config.vocab_size,
             eos_token_ids: config.eos_token_ids,
             dtype,
-            device: like.device()?,
+            device,
             weight_bytes: weights.bytes(),
             cache_bytes: runner.cache_bytes(),
             load: begun.elapsed(),
-            static_shapes: options.chunk.is_some(),
+            static_shapes: chunk.is_some(),
         };
         Ok(Self { runner, sampler, info })
     }

@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import checkpoints
 import pytest
 import torch
 
 import torchtpu_rs
 from bench.exact import equal_bits, load_transformers, run_transformers
+from tests import checkpoints
 
 STEPS = 24
 

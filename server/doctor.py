@@ -1,0 +1,180 @@
+"""A report on whether serving would work here: torch, TorchTPU, the module, device, threads, memory, checkpoint.
+
+Each check stands alone and says what to do; none loads weights. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from server.checkpoint import CheckpointError, resolve, weight_bytes
+from server.engine import engine_build, installed_versions
+from server.loading import load_text_side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Status = Literal["ok", "warning", "failed"]
+Check = dict[str, Any]
+
+# Weights are mapped; the cache and what ATen computes stand beside them.
+HEADROOM = 1.2
+
+
+def examine(models: Sequence[str], device: str) -> dict[str, Any]:
+    """All checks; `ok` is false when one of them would keep the server from starting."""
+    checks: dict[str, Callable[[], Check]] = {
+        "python": _python,
+        "torch": _torch,
+        "module": _module,
+        "torch_tpu": lambda: _torch_tpu(device),
+        "device": lambda: _device(device),
+        "threads": _threads,
+        "checkpoint": lambda: _checkpoint(models),
+        "memory": lambda: _memory(models),
+    }
+    report = {name: check() for name, check in checks.items()}
+    return {"ok": all(check["status"] != "failed" for check in report.values()), "checks": report}
+
+
+def lines(report: dict[str, Any]) -> Iterator[str]:
+    """The report for people: a line a check."""
+    for name, check in report["checks"].items():
+        yield f"{check['status']:<8} {name:<11} {check['message']}"
+
+
+def _check(status: Status, message: str, **facts: Any) -> Check:
+    return {"status": status, "message": message, **facts}
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    return _check("ok", f"Python {version} on {platform.machine()}", version=version)
+
+
+def _torch() -> Check:
+    version = installed_versions()["torch"]
+    if version is None:
+        return _check("failed", "torch is not installed; run `pip install torch`")
+    return _check("ok", f"torch {version}", version=version)
+
+
+def _module() -> Check:
+    """The Rust module refuses by itself to load under another torch than it was built for."""
+    try:
+        build = engine_build()
+    except ImportError as error:
+        return _check("failed", f"torchtpu_rs does not load: {error}")
+    return _check(
+        "ok", f"torchtpu_rs {build['crate']}, built for torch {build['torch']}", build=build
+    )
+
+
+def _torch_tpu(device: str) -> Check:
+    versions = installed_versions()
+    facts = {"version": versions["torch_tpu"], "libtpu": versions["libtpu"]}
+    if versions["torch_tpu"]:
+        return _check(
+            "ok", f"torch_tpu {facts['version']}, libtpu {facts['libtpu'] or 'missing'}", **facts
+        )
+    needed = device == "tpu"
+    hint = "run `pip install torch_tpu`" if needed else "not needed for this device"
+    return _check("failed" if needed else "ok", f"torch_tpu is not installed; {hint}", **facts)
+
+
+def _device(device: str) -> Check:
+    """Puts one number on the device, which is what the engine does first."""
+    if importlib.util.find_spec("torch") is None:
+        return _check("failed", "not tried without torch", device=device)
+    import torch
+
+    try:
+        if device == "tpu":
+            importlib.import_module("torch_tpu")
+        where = str(torch.zeros(1, device=device).device)
+    except (ImportError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return _check("failed", f"{device} does not work: {reason}", device=device)
+    return _check("ok", f"a tensor was made on {where}", device=where)
+
+
+def _threads() -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if importlib.util.find_spec("torch") is None:
+        return _check("warning", f"{usable} usable CPUs", usable=usable)
+    import torch
+
+    threads = torch.get_num_threads()
+    facts = {"usable": usable, "torch": threads}
+    if usable and threads > usable:
+        return _check(
+            "warning",
+            f"torch would use {threads} threads on {usable} CPUs; pass --threads {usable}",
+            **facts,
+        )
+    return _check("ok", f"torch uses {threads} threads, {usable} CPUs are usable", **facts)
+
+
+def _checkpoint(models: Sequence[str]) -> Check:
+    missing = [name for name in models if not Path(name).expanduser().is_dir()]
+    if missing:
+        return _check(
+            "warning", f"{missing[0]} is no local folder; serving would ask the Hub for it"
+        )
+    try:
+        folders = resolve(models)
+        text = load_text_side(folders[0])
+    except CheckpointError as error:
+        return _check("failed", str(error))
+    size = _weight_bytes(models)
+    return _check(
+        "ok",
+        f"{folders[0]}: {size / 1e6:.1f} MB of weights, {text.tokenizer.vocab_size} tokens",
+        folders=[str(folder) for folder in folders],
+        weight_bytes=size,
+        vocab_size=text.tokenizer.vocab_size,
+        architecture=_architecture(folders[0]),
+    )
+
+
+def _memory(models: Sequence[str]) -> Check:
+    available = _available_bytes()
+    if available is None:
+        return _check("warning", "this system does not tell how much memory is free")
+    needed = int(_weight_bytes(models) * HEADROOM)
+    message = f"{available / 1e9:.1f} GB available, the weights need about {needed / 1e9:.1f} GB"
+    # A mapped file larger than memory still works, page by page, and slowly.
+    status: Status = "ok" if available > needed else "warning"
+    return _check(status, message, available_bytes=available, needed_bytes=needed)
+
+
+def _weight_bytes(models: Sequence[str]) -> int:
+    return weight_bytes(Path(name).expanduser() for name in models)
+
+
+def _architecture(folder: Path) -> str | None:
+    try:
+        names = json.loads((folder / "config.json").read_text("utf-8"))["architectures"]
+        return str(names[0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be had without swapping: the system's, or the control group's where that is less."""
+    try:
+        pairs = (line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        system = {name: int(value.split()[0]) * 1024 for name, value in pairs}["MemAvailable"]
+    except (OSError, ValueError, LookupError):
+        return None
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text("ascii"))
+        return min(system, limit - int((group / "memory.current").read_text("ascii")))
+    except (OSError, ValueError):  # no control group, or one without a limit ("max")
+        return system

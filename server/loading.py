@@ -1,0 +1,100 @@
+"""From settings to a warm engine: the checkpoint's folder, its text side, the weights, one decode to warm up.
+
+`ModelLoader` is called once, on the engine thread. It owns the order of these steps and what each reports; it knows
+no HTTP and serves nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from server.admission import TextSide
+from server.chat import ChatTemplate
+from server.checkpoint import CheckpointError, resolve, served_name, weight_bytes
+from server.engine import engine_build, load_engine
+from server.tokenizer import Tokenizer
+from server.worker import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from server.engine import Engine
+    from server.settings import Settings
+
+# Prefill and two steps: on a device that compiles, that is every program a request needs.
+WARMUP_TOKENS = 3
+
+# Below this size a step's matrices are too small to share: threads gain nothing on an idle machine, and on a busy one
+# each of a step's hundreds of barriers waits for the scheduler (docs/log.md, 2026-11-30).
+ONE_THREAD_BYTES = 64 << 20
+
+
+def default_threads(folders: Sequence[Path], device: str) -> int | None:
+    """1 for a small model on the CPU, else PyTorch's own choice."""
+    return 1 if device == "cpu" and weight_bytes(folders) < ONE_THREAD_BYTES else None
+
+
+def load_text_side(folder: Path) -> TextSide:
+    """Tokenizer and chat template of a checkpoint folder.
+
+    Raises:
+        CheckpointError: one of them is missing or unusable.
+    """
+    tokenizer = Tokenizer.from_folder(folder)
+    return TextSide(tokenizer, ChatTemplate.from_folder(folder, tokenizer))
+
+
+class ModelLoader:
+    """Loads one model; what it learned on the way stays readable here."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.names = settings.served_model_name or (served_name(settings.model),)
+        self.text: TextSide | None = None
+        self.build: Mapping[str, str] = {}
+        self.load_seconds = 0.0
+        self.warmup_seconds = 0.0
+        self._settings = settings
+
+    def __call__(self, report: Callable[[Progress], None]) -> Engine:
+        """Load on the calling thread, which owns the engine from then on.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be used.
+            ValueError: the engine refused it, or the device.
+        """
+        report(Progress("files"))
+        folders = resolve(self._settings.model)
+        text = load_text_side(folders[0])
+        report(Progress("weights"))
+        engine = self.build_engine(folders, lambda *seen: report(Progress("weights", *seen)))
+        loaded = time.monotonic()
+        report(Progress("warmup"))
+        bos_id = text.tokenizer.bos_id
+        if bos_id is None:
+            raise CheckpointError(
+                f"{folders[0]}: the tokenizer has no {text.tokenizer.names['bos_token']} token"
+            )
+        engine.decode([bos_id], WARMUP_TOKENS, [])
+        # The engine's own number: ours would have the import of torch in it.
+        self.load_seconds = float(engine.info()["load_seconds"])
+        self.warmup_seconds = time.monotonic() - loaded
+        self.text = text
+        return engine
+
+    def build_engine(
+        self, folders: Sequence[Path], on_load: Callable[[int, int], object]
+    ) -> Engine:
+        """The Rust engine on `folders`; a test puts another engine in its place."""
+        engine = load_engine(
+            folders,
+            context=self._settings.context,
+            device=self._settings.device,
+            dtype=self._settings.dtype,
+            prefill_chunk=self._settings.prefill_chunk,
+            threads=self._settings.threads or default_threads(folders, self._settings.device),
+            on_load=on_load,
+        )
+        self.build = engine_build()
+        return engine
