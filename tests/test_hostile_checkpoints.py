@@ -5,6 +5,7 @@ the good checkpoint still loads.
 """
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -253,6 +254,15 @@ def test_an_index_that_promises_a_tensor_its_shard_lacks_is_refused(broken: Path
 def test_the_same_tensor_in_two_files_is_refused(broken: Path) -> None:
     shutil.copy(weights(broken), broken / "copy.safetensors")
     refused(broken, "twice")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_refused_without_waiting_for_it(
+    broken: Path, make: Callable[[Path], None]
+) -> None:
+    weights(broken).unlink()
+    make(weights(broken))
+    refused(broken, "model.safetensors", "expected a file")
 
 
 def test_a_folder_without_a_config_is_refused(broken: Path) -> None:

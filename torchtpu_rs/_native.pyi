@@ -9,6 +9,16 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
+__all__ = [
+    "BUILD",
+    "CheckpointError",
+    "ContextFullError",
+    "Decoded",
+    "DeviceError",
+    "Engine",
+    "matmul_sum",
+]
+
 BUILD: dict[str, str]
 """Versions that built the module: `torch`, `rustc`, `python`, `crate`."""
 

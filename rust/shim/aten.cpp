@@ -120,8 +120,7 @@ int32_t tt_from_f32(const float* values, const int64_t* sizes, int64_t dim, cons
 
 int32_t tt_zeros(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tensor* like,
                  tt_tensor** out) {
-  return give(out,
-              [&] { return at::zeros(shape(sizes, dim), options(like, scalar_type(dtype))); });
+  return give(out, [&] { return at::zeros(shape(sizes, dim), options(like, scalar_type(dtype))); });
 }
 
 int32_t tt_ones(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tensor* like,

@@ -1,8 +1,9 @@
 /* The few dozen ATen calls of the model, behind a C ABI.
  *
- * Every function returns 0, or 1 with its text in tt_last_error(); results go through out-parameters,
- * which are untouched on failure. Nothing throws across this border. The shim translates and does not
- * decide: no arithmetic, no branch on model facts, no device special cases. Argument order is ATen's. */
+ * Every function returns 0, or 1 with its text in tt_last_error(); results go through
+ * out-parameters, which are untouched on failure. Nothing throws across this border. The shim
+ * translates and does not decide: no arithmetic, no branch on model facts, no device special cases.
+ * Argument order is ATen's. */
 #ifndef TORCHTPU_SHIM_ATEN_H
 #define TORCHTPU_SHIM_ATEN_H
 
@@ -25,20 +26,23 @@ enum { TT_F32 = 0, TT_BF16 = 1, TT_F16 = 2, TT_I64 = 3, TT_BOOL = 4 };
 /* The text of this thread's last failure; valid until its next one. */
 const char* tt_last_error(void);
 
-/* -- handles ------------------------------------------------------------------------------------ */
+/* -- handles ------------------------------------------------------------------------------------
+ */
 void tt_free(tt_tensor* self);
 int32_t tt_alias(const tt_tensor* self, tt_tensor** out);
 int32_t tt_dtype(const tt_tensor* self, int32_t* out);
 int32_t tt_dim(const tt_tensor* self, int64_t* out);
 /* Writes tt_dim(self) sizes. */
 int32_t tt_sizes(const tt_tensor* self, int64_t* out);
-/* The device as torch prints it ("cpu", "tpu:0"), cut at `capacity` bytes including the final zero. */
+/* The device as torch prints it ("cpu", "tpu:0"), cut at `capacity` bytes including the final zero.
+ */
 int32_t tt_device(const tt_tensor* self, char* out, size_t capacity);
 int32_t tt_inference_mode_enter(tt_inference_mode** out);
 void tt_inference_mode_leave(tt_inference_mode* guard);
 int32_t tt_num_threads(int32_t* out);
 
-/* -- making tensors ----------------------------------------------------------------------------- */
+/* -- making tensors -----------------------------------------------------------------------------
+ */
 /* A CPU tensor over borrowed bytes; `release(owner)` runs when the last view of them is gone. */
 int32_t tt_from_blob(const void* data, const int64_t* sizes, int64_t dim, int32_t dtype,
                      void (*release)(void*), void* owner, tt_tensor** out);
@@ -52,7 +56,8 @@ int32_t tt_ones(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tenso
                 tt_tensor** out);
 int32_t tt_arange(int64_t start, int64_t end, const tt_tensor* like, tt_tensor** out);
 
-/* -- moving and reading ------------------------------------------------------------------------- */
+/* -- moving and reading -------------------------------------------------------------------------
+ */
 int32_t tt_to_dtype(const tt_tensor* self, int32_t dtype, tt_tensor** out);
 int32_t tt_type_as(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_to_cpu(const tt_tensor* self, tt_tensor** out);
@@ -62,7 +67,8 @@ int32_t tt_copy_(tt_tensor* self, const tt_tensor* source);
 int32_t tt_index_put_(tt_tensor* self, const tt_tensor* const* indices, int64_t count,
                       const tt_tensor* values);
 
-/* -- shapes ------------------------------------------------------------------------------------- */
+/* -- shapes -------------------------------------------------------------------------------------
+ */
 int32_t tt_reshape(const tt_tensor* self, const int64_t* sizes, int64_t dim, tt_tensor** out);
 int32_t tt_expand(const tt_tensor* self, const int64_t* sizes, int64_t dim, tt_tensor** out);
 int32_t tt_unsqueeze(const tt_tensor* self, int64_t dim, tt_tensor** out);
@@ -74,7 +80,8 @@ int32_t tt_cat(const tt_tensor* const* tensors, int64_t count, int64_t dim, tt_t
 int32_t tt_take_along_dim(const tt_tensor* self, const tt_tensor* indices, int64_t dim,
                           tt_tensor** out);
 
-/* -- arithmetic --------------------------------------------------------------------------------- */
+/* -- arithmetic ---------------------------------------------------------------------------------
+ */
 int32_t tt_add(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_sub(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_mul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
@@ -105,7 +112,8 @@ int32_t tt_logical_and(const tt_tensor* self, const tt_tensor* other, tt_tensor*
 int32_t tt_logical_not(const tt_tensor* self, tt_tensor** out);
 int32_t tt_masked_fill(const tt_tensor* self, const tt_tensor* mask, double value, tt_tensor** out);
 
-/* -- matrix products ---------------------------------------------------------------------------- */
+/* -- matrix products ----------------------------------------------------------------------------
+ */
 int32_t tt_embedding(const tt_tensor* weight, const tt_tensor* indices, tt_tensor** out);
 int32_t tt_linear(const tt_tensor* input, const tt_tensor* weight, tt_tensor** out);
 int32_t tt_matmul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
@@ -114,7 +122,8 @@ int32_t tt_scaled_dot_product_attention(const tt_tensor* query, const tt_tensor*
                                         const tt_tensor* value, const tt_tensor* mask,
                                         bool is_causal, bool enable_gqa, tt_tensor** out);
 
-/* -- Python (shim/python.cpp, only with the feature `python`) ------------------------------------- */
+/* -- Python (shim/python.cpp, only with the feature `python`) -------------------------------------
+ */
 /* `object` is a borrowed PyObject*; it fails when that is no torch.Tensor. The GIL is held. */
 int32_t tt_from_python(void* object, tt_tensor** out);
 /* A new reference to a torch.Tensor that shares storage with `self`. The GIL is held. */

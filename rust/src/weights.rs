@@ -109,8 +109,12 @@ impl Weights {
 
     /// Maps one file and checks its header: sizes, offsets, overlaps, element types.
     fn add_shard(&mut self, path: &Path) -> Result<HashMap<String, Entry>> {
-        let map = MappedFile::open(path)?;
         let format = |reason: String| Error::Format { file: path.to_owned(), reason };
+        // Opening a named pipe would wait for a writer.
+        if path.exists() && !path.is_file() {
+            return Err(format("expected a file, found something else".into()));
+        }
+        let map = MappedFile::open(path)?;
         let (header, metadata) = SafeTensors::read_metadata(map.bytes())
             .map_err(|error| format(format!("expected a safetensors file: {error}")))?;
         let data_start = header + 8;

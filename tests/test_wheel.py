@@ -1,0 +1,45 @@
+"""The wheel that `pip install .` makes holds everything a user needs, and none of torch's libraries."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.timeout(600)  # compiles the crate if nothing is built
+def test_the_wheel_has_module_stub_crossings_server_and_model(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "maturin",
+        "build",
+        "--release",
+        "--locked",
+        "-o",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for name in (
+        "torchtpu_rs/__init__.py",
+        "torchtpu_rs/_native.pyi",
+        "torchtpu_rs/PYO3.md",
+        "torchtpu_rs/py.typed",
+        "server/cli.py",
+        "models/gemma4-embedded/model.safetensors",
+        "models/gemma4-embedded/chat_template.jinja",
+        "models/gemma4-embedded/tokenizer.json",
+    ):
+        assert name in names
+    assert any(name.startswith("torchtpu_rs/_native.") and name.endswith(".so") for name in names)
+    assert not [name for name in names if "libtorch" in name or "libc10" in name]
+    assert not [name for name in names if name.endswith(".pyc") or name.startswith("tests/")]
