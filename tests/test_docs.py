@@ -1,6 +1,8 @@
 """The documents are true where a machine can tell: files they name exist, targets they name run."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -53,6 +55,16 @@ def test_the_readmes_tree_is_the_disks() -> None:
         if folder.is_dir() and folder.name[0] not in "._" and folder.name not in ignored
     }
     assert named == on_disk
+
+
+def test_the_readmes_python_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = [block for block in blocks if "torchtpu_rs.Engine" in block]
+    done = subprocess.run(
+        [sys.executable, "-c", block], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert " stop " in done.stdout
 
 
 def test_every_dependency_has_a_reason() -> None:

@@ -21,11 +21,14 @@ VARIATIONS = {
 }
 
 
-def assert_same_bits(folder: Path, ids: list[int], steps: int) -> None:
-    """Compares the whole prompt's logits, each step's, and the tokens chosen."""
-    reference = run_transformers(load_transformers(folder), ids, steps)
+def assert_same_bits(
+    folder: Path, ids: list[int], steps: int, *, whole_prompt: bool = True
+) -> None:
+    """Compares the whole prompt's logits if asked, each step's, and the tokens chosen."""
+    reference = run_transformers(load_transformers(folder), ids, steps, whole_prompt=whole_prompt)
     engine = torchtpu_rs.Engine(folder, torch.zeros(1))
-    assert equal_bits(engine.logits(ids, all=True), reference.prompt) is None
+    if whole_prompt:
+        assert equal_bits(engine.logits(ids, all=True), reference.prompt) is None
     assert equal_bits(engine.logits(ids, reference.new_ids[:-1]), reference.steps) is None
     assert engine.decode(ids, steps, stop=[]).ids == reference.new_ids
 
@@ -50,8 +53,13 @@ def all_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.timeout(600)  # a CPU without bfloat16 instructions does 4 GFLOP/s a core here
 @pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("tokens", [40, 509, 560], ids=lambda n: f"prompt{n}")
 def test_e2b_widths_are_transformers_bits(e2b_slice: Path, tokens: int) -> None:
-    """E2B's own matrix and attention shapes; the window of 512 is crossed in decode, then in prefill."""
-    assert_same_bits(e2b_slice, checkpoints.prompt(tokens, vocab=4096), 6)
+    """E2B's own matrix and attention shapes; the window of 512 is crossed in decode, then in prefill.
+
+    Long prompts are judged as `generate` runs them, with the sharing layers on the last token only.
+    """
+    ids = checkpoints.prompt(tokens, vocab=4096)
+    assert_same_bits(e2b_slice, ids, 5, whole_prompt=tokens == 40)
