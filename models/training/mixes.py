@@ -1,0 +1,42 @@
+"""Which chats are drawn how often: one mix for each stage of the training, and one for the score.
+
+Pure data. What a plan contains is drawn in `corpus`.
+"""
+
+from typing import NamedTuple
+
+
+class Mix(NamedTuple):
+    """What chats are drawn: how often each plan, how many think, how often an offered tool is needed, how long made-up words are."""
+
+    plans: dict[str, int]
+    thinking: float = 0.07
+    needed: float = 0.7
+    longest: int = 3
+
+
+BROAD = Mix({"plain": 46, "tools": 34, "memory": 20})
+DRILLED = Mix({"plain": 22, "tools": 34, "memory": 14, "drill": 30})
+POLISHED = Mix({"plain": 14, "tools": 34, "memory": 12, "drill": 8, "sums": 12, "facts": 20}, 0.12)
+LAST = Mix(
+    {"plain": 12, "tools": 36, "memory": 16, "drill": 4, "sums": 12, "facts": 10, "copies": 10},
+    0.15,
+    0.55,
+    2,
+)
+SCORED = BROAD._replace(longest=2)
+DRILLS = {
+    "drill": {
+        "add": 11,
+        "compare": 4,
+        "count": 3,
+        "echo": 2,
+        "tell": 1,
+        "recall": 2,
+        "anything": 3,
+    },
+    "sums": {"add": 8, "compare": 2},
+    "copies": {"echo": 4, "tell": 3, "recall": 4},
+    "facts": {"topic": 6, "talk": 2, "unknown": 2, "greeting": 1, "no_tool": 1},
+}
+"""Plans of many short questions, for what needs the most examples, and how often each is drawn."""
