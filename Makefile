@@ -70,7 +70,7 @@ test-rust: build
 test-python: build
 	$(BIN)/python -m pytest -q
 
-parity: build  ## Compare with transformers on the embedded model, bit by bit
+parity: build  ## Compare with transformers on the embedded model, token by token
 	$(BIN)/python -m bench.parity models/gemma4-embedded --tokens 64
 
 parity-e2b: build  ## The same on a random checkpoint of E2B's full size (8.6 GiB, made in $TORCHTPU_SCRATCH)

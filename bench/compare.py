@@ -23,6 +23,7 @@ import torch
 
 import torchtpu_rs
 from bench import e2b_shape
+from bench.e2b_shape import prompt
 
 PREFILLS = (64, 512)
 DECODE_FROM, DECODE_TOKENS = 64, 24
@@ -59,12 +60,6 @@ def seconds(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - begun)
     return statistics.median(times)
-
-
-def prompt(tokens: int) -> list[int]:
-    """A random prompt that begins with BOS and holds no control token."""
-    generator = torch.Generator().manual_seed(1)
-    return [2, *torch.randint(107, 2048, (tokens - 1,), generator=generator).tolist()]
 
 
 def measure_rust(folder: Path) -> dict[str, float]:

@@ -144,6 +144,12 @@ def make(folder: Path) -> Path:
     return folder
 
 
+def prompt(tokens: int) -> list[int]:
+    """A random prompt that begins with BOS and holds no control token."""
+    generator = torch.Generator().manual_seed(7)
+    return [2, *torch.randint(107, 2048, (tokens - 1,), generator=generator).tolist()]
+
+
 def scratch() -> Path:
     """Where the checkpoint is kept: $TORCHTPU_SCRATCH, else a cache folder of the user's."""
     root = os.environ.get("TORCHTPU_SCRATCH") or Path.home() / ".cache" / "torchtpu_rs"

@@ -14,16 +14,11 @@ import torch
 
 import torchtpu_rs
 from bench import e2b_shape
+from bench.e2b_shape import prompt
 from bench.exact import equal_bits, load_transformers, run_transformers
 
 PREFILLS = (40, 508, 560)
 DECODES = {40: 12, 508: 12}
-
-
-def prompt(tokens: int) -> list[int]:
-    """A random prompt that begins with BOS and holds no control token."""
-    generator = torch.Generator().manual_seed(7)
-    return [2, *torch.randint(107, 2048, (tokens - 1,), generator=generator).tolist()]
 
 
 def main() -> int:
