@@ -72,8 +72,8 @@ pub(crate) enum Rows {
     Ring {
         /// First slot and how many: B slots beginning at it.
         slots: (i64, i64),
-        /// Row of each new token, `[B, 1, T]`.
-        rows: std::rc::Rc<Tensor>,
+        /// Slot, head and row of each new entry: `[B, 1, 1]`, `[1, kv_heads, 1]` and `[B, 1, T]`.
+        index: std::rc::Rc<[Tensor; 3]>,
     },
 }
 
@@ -168,8 +168,8 @@ impl Cache {
             (Self::Chronological(cache), Rows::Chronological { slot, placement }) => {
                 cache.update(layer_idx, (k, v), *slot, placement)
             }
-            (Self::Ring(cache), Rows::Ring { slots, rows }) => {
-                cache.update(layer_idx, (k, v), *slots, rows)
+            (Self::Ring(cache), Rows::Ring { slots, index }) => {
+                cache.update(layer_idx, (k, v), *slots, index)
             }
             _ => Err(Error::Internal("a plan of the other cache layout".into())),
         }

@@ -24,7 +24,7 @@ pub(crate) struct Ring {
     window: usize,
     rows: [usize; 2],
     types: [bool; 2],
-    kv_heads: Vec<usize>,
+    kv_heads: [usize; 2],
     like: Tensor,
 }
 
@@ -52,7 +52,10 @@ impl Ring {
             window: config.sliding_window,
             rows,
             types: types_of(config),
-            kv_heads: config.layers.iter().map(|layer| layer.num_key_value_heads).collect(),
+            kv_heads: LayerType::ALL.map(|t| {
+                let mut of_type = config.layers.iter().filter(|layer| layer.layer_type == t);
+                of_type.next().map_or(0, |layer| layer.num_key_value_heads)
+            }),
             like: like.alias()?,
         })
     }
@@ -71,6 +74,13 @@ impl Ring {
 
     fn type_plan(&self, layer_type: LayerType, step: &RingStep<'_>) -> Result<TypePlan> {
         let rows = self.rows[layer_type.index()] as i64;
+        let heads = self.kv_heads[layer_type.index()] as i64;
+        let (_, count) = step.slots;
+        let index = [
+            Tensor::arange(0, count, &self.like)?.reshape(&[count, 1, 1])?,
+            Tensor::arange(0, heads, &self.like)?.reshape(&[1, heads, 1])?,
+            step.positions.remainder_scalar(rows)?.unsqueeze(1)?,
+        ];
         let row = Tensor::arange(0, rows, &self.like)?; // [rows]
         let query = step.positions.unsqueeze(2)?; // [B, T, 1]
         // The newest position ≤ `last` that belongs in each row; negative while a row is empty.
@@ -84,10 +94,7 @@ impl Ring {
         Ok(TypePlan {
             attend: Attend::Written,
             mask: Some(mask.unsqueeze(1)?), // [B, 1, T, rows]
-            rows: Rows::Ring {
-                slots: step.slots,
-                rows: Rc::new(step.positions.remainder_scalar(rows)?.unsqueeze(1)?),
-            },
+            rows: Rows::Ring { slots: step.slots, index: Rc::new(index) },
         })
     }
 
@@ -97,15 +104,12 @@ impl Ring {
         layer_idx: usize,
         (k, v): (&Tensor, &Tensor),
         (first, count): (i64, i64),
-        rows: &Tensor,
+        [slot, head, row]: &[Tensor; 3],
     ) -> Result<(Tensor, Tensor)> {
-        let heads = self.kv_heads[layer_idx] as i64;
-        let slot = Tensor::arange(0, count, &self.like)?.reshape(&[count, 1, 1])?;
-        let head = Tensor::arange(0, heads, &self.like)?.reshape(&[1, heads, 1])?;
         let (keys, values) = self.buffers.of(layer_idx)?;
         let one = |buffer: &Tensor, new: &Tensor| {
             let buffer = buffer.narrow(0, first, count)?;
-            buffer.index_put_(&[&slot, &head, rows], new)?;
+            buffer.index_put_(&[slot, head, row], new)?;
             Ok(buffer)
         };
         Ok((one(keys, k)?, one(values, v)?))
