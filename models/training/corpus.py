@@ -143,20 +143,22 @@ class Talker:
         rng = self.rng
         a, b = self.words.numbers(99)
         text = self._sum(ADD, "add", a, b)
-        thought = f"I add {a} and {b}."
+        thought = "I add the two numbers."
         if rng.random() < 0.2:
             return Exchange("addition", f"{text} {rng.choice(BARE)}", str(a + b), thought)
         return Exchange("addition", finish(rng, text), f"{a} + {b} = {a + b}.", thought)
 
     def compare(self) -> Exchange:
-        """Compares two numbers up to 999."""
+        """Compares two numbers up to 99."""
         rng = self.rng
-        a, b = self.words.numbers(rng.choice([99, 999]))
+        a, b = self.words.numbers(99)
+        if rng.random() < 0.05:
+            a = b = self.words.number(99)
         larger = rng.random() < 0.6
         text = self._sum(LARGER if larger else SMALLER, "larger" if larger else "smaller", a, b)
         answer = f"{max(a, b)} is larger." if larger else f"{min(a, b)} is smaller."
         answer = "Both are equal." if a == b else answer
-        return Exchange("comparison", finish(rng, text), answer, f"I compare {a} and {b}.")
+        return Exchange("comparison", finish(rng, text), answer, "I compare the two numbers.")
 
     def _sum(self, cores: tuple[str, ...], key: str, a: int, b: int) -> str:
         spelled = self.rng.random() < 0.15 and max(a, b) <= 20
@@ -290,13 +292,13 @@ class Talker:
         cores = kind.again if tool is self.last_tool and rng.random() < 0.6 else kind.questions
         roll, second = rng.random(), tool
         asked = [(tool, drawn)]
-        if roll < 0.14 and kind.both:
+        if roll < 0.1 and kind.both:
             asked.append((tool, tool_chats.values(words, kind)))
             text = self.ask(kind.both, kind.key, v=drawn[0], w=asked[1][1][0])
         else:
             v, w = (*drawn, "")[:2]
             text = self.ask(cores, kind.key, v=v, w=w)
-            if roll > 0.9 and len(self.tools) > 1:
+            if roll > 0.95 and len(self.tools) > 1:
                 second = rng.choice([t for t in self.tools if t is not tool])
                 asked.append((second, tool_chats.values(words, second.kind)))
                 v, w = (*asked[1][1], "")[:2]
@@ -320,7 +322,7 @@ class Talker:
         draw = self.rng.choices(
             [self.greeting, self.topic, self.talk, self.add, self.compare, self.count, self.echo, self.tell, self.recall,
              self.unknown, self.no_tool],
-            [3, 20, 6, 0 if "add" in offered else 12, 7, 3, 14, 6, 6, 7, 4],
+            [3, 20, 6, 0 if "add" in offered else 12, 7, 3, 14, 6, 6, 7, 12 if offered else 4],
         )[0]  # fmt: skip
         if draw == self.unknown and offered & {"multiply", "lookup", "search"}:
             return self.topic()

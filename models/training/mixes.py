@@ -16,26 +16,29 @@ class Mix(NamedTuple):
 
 
 BROAD = Mix({"plain": 46, "tools": 34, "memory": 20})
-DRILLED = Mix({"plain": 22, "tools": 34, "memory": 14, "drill": 30})
-POLISHED = Mix({"plain": 14, "tools": 34, "memory": 12, "drill": 8, "sums": 12, "facts": 20}, 0.12)
+DRILLED = Mix(
+    {"plain": 16, "tools": 34, "memory": 14, "drill": 12, "sums": 10, "facts": 10, "copies": 4},
+    thinking=0.12,
+    needed=0.6,
+)
 LAST = Mix(
-    {"plain": 12, "tools": 36, "memory": 16, "drill": 4, "sums": 12, "facts": 10, "copies": 10},
-    0.15,
-    0.55,
-    2,
+    {"plain": 12, "tools": 36, "memory": 16, "drill": 8, "sums": 10, "facts": 10, "copies": 8},
+    thinking=0.12,
+    needed=0.5,
+    longest=2,
 )
 SCORED = BROAD._replace(longest=2)
 DRILLS = {
     "drill": {
         "add": 11,
-        "compare": 4,
+        "compare": 9,
         "count": 3,
         "echo": 2,
         "tell": 1,
         "recall": 2,
         "anything": 3,
     },
-    "sums": {"add": 8, "compare": 2},
+    "sums": {"add": 6, "compare": 5},
     "copies": {"echo": 4, "tell": 3, "recall": 4},
     "facts": {"topic": 6, "talk": 2, "unknown": 2, "greeting": 1, "no_tool": 1},
 }

@@ -77,8 +77,8 @@ ADD = (
     "I have {a} apples and get {b} more. How many do I have?", "How many are {a} and {b}?", "{a}+{b}=", "Tell me {a} plus {b}.",
 )  # fmt: skip
 BARE = (
-    "Answer with one digit.", "Just the number.", "Only the number, please.", "Answer with the number only.", "Number only.", "Just give the number.",
-    "Reply with the number only.", "Only digits.", "Answer with a number.", "Give only the result.", "Nothing but the number.", "Answer with two digits.",
+    "Just the number.", "Only the number, please.", "Answer with the number only.", "Number only.", "Just give the number.",
+    "Reply with the number only.", "Only digits.", "Answer with a number.", "Give only the result.", "Nothing but the number.",
 )  # fmt: skip
 LARGER = (
     "Which is larger, {a} or {b}?", "Is {a} or {b} bigger?", "Which number is greater: {a} or {b}?", "Tell me the larger of {a} and {b}.",
@@ -257,7 +257,7 @@ def slip(rng: random.Random, text: str) -> str:
     roll = rng.random()
     if roll < 0.15:
         return text.lower()
-    if roll < 0.2:
+    if roll < 0.18:
         places = [i for i, (a, b) in enumerate(pairwise(text)) if (a + b).isalpha()]
         depth = [text[:i].count("{") - text[:i].count("}") for i in places]
         places = [i for i, d in zip(places, depth, strict=True) if d == 0]

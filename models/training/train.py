@@ -22,7 +22,7 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from models.training.corpus import make_chat
 from models.training.forward import Batch, TrainingForward, make_batch
-from models.training.mixes import BROAD, DRILLED, LAST, POLISHED, Mix
+from models.training.mixes import BROAD, DRILLED, LAST, Mix
 from models.training.tokenizer import STOP_IDS, Encoded, Renderer, build, save
 
 SEED = 4
@@ -56,10 +56,8 @@ class Stage(NamedTuple):
 # Copying is learned on short chats, at half the price of long ones.
 STAGES = (
     Stage(5, 1500, 200, BROAD),
-    Stage(15, 1500, LONGEST, DRILLED),
-    Stage(25, 1250, LONGEST, POLISHED, zero_at=2300, falling=2150),
-    Stage(35, 1000, LONGEST, LAST, peak=2e-3, zero_at=2000, falling=1850),
-    Stage(45, 900, LONGEST, LAST, peak=1.6e-3, zero_at=900, falling=750),
+    Stage(15, 4500, LONGEST, DRILLED),
+    Stage(25, 5500, LONGEST, LAST, zero_at=5500, falling=4500),
 )
 
 

@@ -72,8 +72,8 @@ pub(crate) enum Rows {
     Ring {
         /// First slot and how many: B slots beginning at it.
         slots: (i64, i64),
-        /// Slot, head and row of each new entry: `[B, 1, 1]`, `[1, kv_heads, 1]` and `[B, 1, T]`.
-        index: std::rc::Rc<[Tensor; 3]>,
+        /// Slot and row of each new token: `[B, 1]` and `[B, T]`.
+        index: std::rc::Rc<[Tensor; 2]>,
     },
 }
 

@@ -24,7 +24,6 @@ pub(crate) struct Ring {
     window: usize,
     rows: [usize; 2],
     types: [bool; 2],
-    kv_heads: [usize; 2],
     like: Tensor,
 }
 
@@ -52,10 +51,6 @@ impl Ring {
             window: config.sliding_window,
             rows,
             types: types_of(config),
-            kv_heads: LayerType::ALL.map(|t| {
-                let mut of_type = config.layers.iter().filter(|layer| layer.layer_type == t);
-                of_type.next().map_or(0, |layer| layer.num_key_value_heads)
-            }),
             like: like.alias()?,
         })
     }
@@ -74,12 +69,10 @@ impl Ring {
 
     fn type_plan(&self, layer_type: LayerType, step: &RingStep<'_>) -> Result<TypePlan> {
         let rows = self.rows[layer_type.index()] as i64;
-        let heads = self.kv_heads[layer_type.index()] as i64;
         let (_, count) = step.slots;
         let index = [
-            Tensor::arange(0, count, &self.like)?.reshape(&[count, 1, 1])?,
-            Tensor::arange(0, heads, &self.like)?.reshape(&[1, heads, 1])?,
-            step.positions.remainder_scalar(rows)?.unsqueeze(1)?,
+            Tensor::arange(0, count, &self.like)?.unsqueeze(1)?, // [B, 1]
+            step.positions.remainder_scalar(rows)?,              // [B, T]
         ];
         let row = Tensor::arange(0, rows, &self.like)?; // [rows]
         let query = step.positions.unsqueeze(2)?; // [B, T, 1]
@@ -104,12 +97,13 @@ impl Ring {
         layer_idx: usize,
         (k, v): (&Tensor, &Tensor),
         (first, count): (i64, i64),
-        [slot, head, row]: &[Tensor; 3],
+        [slot, row]: &[Tensor; 2],
     ) -> Result<(Tensor, Tensor)> {
         let (keys, values) = self.buffers.of(layer_idx)?;
         let one = |buffer: &Tensor, new: &Tensor| {
             let buffer = buffer.narrow(0, first, count)?;
-            buffer.index_put_(&[slot, head, row], new)?;
+            // All heads of a token at once: [B, T, kv_heads, head_dim].
+            buffer.transpose(1, 2)?.index_put_(&[slot, row], &new.transpose(1, 2)?)?;
             Ok(buffer)
         };
         Ok((one(keys, k)?, one(values, v)?))
