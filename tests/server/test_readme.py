@@ -40,8 +40,7 @@ def curl_lines() -> list[str]:
 @pytest.mark.parametrize("line", curl_lines())
 def test_a_curl_line_of_the_readme_works(serve: Callable[..., Live], line: str) -> None:
     curl = shutil.which("curl")
-    if curl is None:
-        pytest.skip("curl is not installed")
+    assert curl is not None, "expected curl, which the README's lines begin with, found none"
     live = serve(served_model_name=(EMBEDDED.name,))
     live.script("Hello there.")
     line = re.sub(r"(127\.0\.0\.1|localhost):8000", f"127.0.0.1:{live.port}", line)
