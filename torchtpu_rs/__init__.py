@@ -5,9 +5,14 @@ built against; only then loads the module. Knows nothing of models.
 """
 
 import mmap
+import os
 import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+
+# With torch_tpu installed, `import torch` looks for a TPU by itself, for minutes where there is none. Who wants the device
+# starts it (tpu/device.py).
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import torch
 
@@ -44,6 +49,7 @@ from torchtpu_rs._native import (  # noqa: E402  (only after torch and the check
     Decoded,
     DeviceError,
     Engine,
+    Step,
     matmul_sum,
 )
 
@@ -54,5 +60,6 @@ __all__ = [
     "Decoded",
     "DeviceError",
     "Engine",
+    "Step",
     "matmul_sum",
 ]

@@ -16,6 +16,7 @@ __all__ = [
     "Decoded",
     "DeviceError",
     "Engine",
+    "Step",
     "matmul_sum",
 ]
 
@@ -74,6 +75,7 @@ class Engine:
         *,
         dtype: Literal["bfloat16", "float16", "float32"] | None = None,
         prefill_chunk: int | None = None,
+        programs: Any | None = None,
         on_load: Callable[[int, int], object] | None = None,
     ) -> Engine:
         """Loads a checkpoint.
@@ -87,6 +89,8 @@ class Engine:
             prefill_chunk: static shapes, for devices that compile: prompts run in padded chunks of this many
                 tokens and the cache is a ring. By default so on `tpu` (128); on `cpu` and `cuda` shapes follow
                 the text, and on `cpu` results are transformers' own, bit for bit.
+            programs: a `torchtpu_rs.capture.Programs` for this checkpoint: steps are recorded, compiled whole by TorchTPU and
+                launched from there. Without it each ATen call runs by itself, as TorchTPU's execution mode says.
             on_load: called with (layers done, layers in all); what it raises ends the load.
 
         Raises:
@@ -110,7 +114,8 @@ class Engine:
             ids: token ids of the whole prompt; every call begins anew.
             max_new: most tokens to make; fewer come when the cache is full (`finish` is `length`).
             stop: ids that end the answer; the checkpoint's `eos_token_id` list by default.
-            read_every: tokens handed to `on_tokens` at a time.
+            read_every: tokens handed to `on_tokens` at a time; with `programs` also the most that a launch makes,
+                and each launch is handed out by itself.
             on_tokens: gets each batch of new ids, never the stop id. A false value (None too) ends the answer
                 with `finish="cancelled"`; an exception ends it and is raised from here.
 
@@ -134,7 +139,58 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,
         `dtype`, `weight_format`, `weight_bytes`, `cache_bytes`, `static_shapes`, `vocab_size`,
-        `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`."""
+        `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`, `slots`; with `programs` also `launches`, `host_reads`,
+        `decoded_tokens`, `compilations`, `programs` and `pending`."""
+
+@final
+class Step:
+    """One step of the model over stand-in tensors, for a tracer to call: `torchtpu_rs.capture` records it.
+
+    Built under `FakeTensorMode` it reads config.json and no weights. It is the same Rust code that other steps run.
+    """
+
+    def __new__(
+        cls,
+        checkpoint: str | PathLike[str] | Sequence[str | PathLike[str]],
+        like: Tensor,
+        *,
+        context: int,
+        slots: int,
+        spare: int,
+        read: int,
+        tokens: int | None = None,
+        int8: bool = False,
+    ) -> Step:
+        """Builds the step.
+
+        Args:
+            checkpoint: folders; config.json in one of them is enough.
+            like: a fake tensor of one element that names device and element type.
+            context: positions of the cache.
+            slots: sequences of the cache, and rows of a decode step.
+            spare: rows that full rings have beyond `context`: the most tokens that one launch adds.
+            read: rows of full rings that attention reads.
+            tokens: length of a chunk of one slot's prompt; None for one token of every slot.
+            int8: projections as int8 with a factor for each output.
+
+        Raises:
+            CheckpointError: config.json, or the headers of weights that are there, are wrong.
+        """
+
+    def stand_ins(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Parameters and state, in the order in which a call takes others for them."""
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """Runs the step on parameters, state and inputs: results, then the new state.
+
+        Inputs of a decode step: ids and positions `[slots]`, int64; results: the next ids and positions.
+        Inputs of a prompt's chunk: ids `[1, tokens]`, slot, position of the first, count without padding, `[1]` each;
+        result: in its first element the id that follows.
+
+        Raises:
+            ValueError: the number of tensors is wrong.
+            DeviceError: an operation failed.
+        """
 
 def matmul_sum(like: Tensor) -> Tensor:
     """The sum of an 8x8 product of ones, a tensor that is still on `like`'s device: 512.

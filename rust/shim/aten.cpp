@@ -1,6 +1,7 @@
 // Bodies of aten.h: one ATen call each.
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -21,8 +22,8 @@ struct tt_inference_mode {
 
 namespace {
 
-constexpr std::array<at::ScalarType, 5> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf, at::kLong,
-                                                   at::kBool};
+constexpr std::array<at::ScalarType, 6> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf,
+                                                   at::kLong,  at::kBool,     at::kChar};
 
 at::ScalarType scalar_type(int32_t dtype) { return kDtypes.at(static_cast<size_t>(dtype)); }
 
@@ -61,9 +62,10 @@ int32_t tt_dtype(const tt_tensor* self, int32_t* out) {
   return guard([&] {
     const auto* found = std::find(kDtypes.begin(), kDtypes.end(), self->value.scalar_type());
     if (found == kDtypes.end()) {
-      throw std::invalid_argument(std::string("expected float32, bfloat16, float16, int64 or bool, "
-                                              "found ") +
-                                  c10::toString(self->value.scalar_type()));
+      throw std::invalid_argument(
+          std::string("expected float32, bfloat16, float16, int64, bool or int8, "
+                      "found ") +
+          c10::toString(self->value.scalar_type()));
     }
     *out = static_cast<int32_t>(found - kDtypes.begin());
   });
@@ -113,11 +115,6 @@ int32_t tt_from_i64(const int64_t* values, const int64_t* sizes, int64_t dim, co
   return give(out, [&] { return from_values(values, shape(sizes, dim), at::kLong, like); });
 }
 
-int32_t tt_from_f32(const float* values, const int64_t* sizes, int64_t dim, const tt_tensor* like,
-                    tt_tensor** out) {
-  return give(out, [&] { return from_values(values, shape(sizes, dim), at::kFloat, like); });
-}
-
 int32_t tt_zeros(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tensor* like,
                  tt_tensor** out) {
   return give(out, [&] { return at::zeros(shape(sizes, dim), options(like, scalar_type(dtype))); });
@@ -126,6 +123,10 @@ int32_t tt_zeros(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tens
 int32_t tt_ones(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tensor* like,
                 tt_tensor** out) {
   return give(out, [&] { return at::ones(shape(sizes, dim), options(like, scalar_type(dtype))); });
+}
+
+int32_t tt_scalar(double value, int32_t dtype, const tt_tensor* like, tt_tensor** out) {
+  return give(out, [&] { return at::full({}, value, options(like, scalar_type(dtype))); });
 }
 
 int32_t tt_arange(int64_t start, int64_t end, const tt_tensor* like, tt_tensor** out) {
@@ -140,6 +141,10 @@ int32_t tt_to_dtype(const tt_tensor* self, int32_t dtype, tt_tensor** out) {
 
 int32_t tt_type_as(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
   return give(out, [&] { return self->value.type_as(other->value); });
+}
+
+int32_t tt_to_device_of(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
+  return give(out, [&] { return self->value.to(other->value.device()); });
 }
 
 int32_t tt_to_cpu(const tt_tensor* self, tt_tensor** out) {
@@ -161,21 +166,35 @@ int32_t tt_copy_(tt_tensor* self, const tt_tensor* source) {
   return guard([&] { self->value.copy_(source->value); });
 }
 
-int32_t tt_index_put_(tt_tensor* self, const tt_tensor* const* indices, int64_t count,
-                      const tt_tensor* values) {
-  return guard([&] {
+int32_t tt_index_put(const tt_tensor* self, const tt_tensor* const* indices, int64_t count,
+                     const tt_tensor* values, tt_tensor** out) {
+  return give(out, [&] {
     c10::List<std::optional<Tensor>> list;
     for (int64_t i = 0; i < count; ++i) {
       list.push_back(indices[i]->value);
     }
-    at::index_put_(self->value, list, values->value);
+    return at::index_put(self->value, list, values->value);
   });
+}
+
+int32_t tt_index_copy(const tt_tensor* self, int64_t dim, const tt_tensor* index,
+                      const tt_tensor* source, tt_tensor** out) {
+  return give(out, [&] { return at::index_copy(self->value, dim, index->value, source->value); });
+}
+
+int32_t tt_index_select(const tt_tensor* self, int64_t dim, const tt_tensor* index,
+                        tt_tensor** out) {
+  return give(out, [&] { return at::index_select(self->value, dim, index->value); });
 }
 
 // -- shapes --
 
 int32_t tt_reshape(const tt_tensor* self, const int64_t* sizes, int64_t dim, tt_tensor** out) {
   return give(out, [&] { return self->value.reshape(shape(sizes, dim)); });
+}
+
+int32_t tt_contiguous(const tt_tensor* self, tt_tensor** out) {
+  return give(out, [&] { return self->value.contiguous(); });
 }
 
 int32_t tt_expand(const tt_tensor* self, const int64_t* sizes, int64_t dim, tt_tensor** out) {
@@ -233,6 +252,10 @@ int32_t tt_add_scalar(const tt_tensor* self, double other, tt_tensor** out) {
   return give(out, [&] { return at::add(self->value, other); });
 }
 
+int32_t tt_add_scalar_i64(const tt_tensor* self, int64_t other, tt_tensor** out) {
+  return give(out, [&] { return at::add(self->value, other); });
+}
+
 int32_t tt_mul_scalar(const tt_tensor* self, double other, tt_tensor** out) {
   return give(out, [&] { return at::mul(self->value, other); });
 }
@@ -249,12 +272,40 @@ int32_t tt_scalar_pow(const tt_tensor* self, double base, tt_tensor** out) {
   return give(out, [&] { return at::pow(base, self->value); });
 }
 
+int32_t tt_rsqrt(const tt_tensor* self, tt_tensor** out) {
+  return give(out, [&] { return at::rsqrt(self->value); });
+}
+
 int32_t tt_reciprocal(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] { return at::reciprocal(self->value); });
 }
 
 int32_t tt_remainder_scalar(const tt_tensor* self, int64_t other, tt_tensor** out) {
   return give(out, [&] { return at::remainder(self->value, other); });
+}
+
+int32_t tt_div(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
+  return give(out, [&] { return at::div(self->value, other->value); });
+}
+
+int32_t tt_abs(const tt_tensor* self, tt_tensor** out) {
+  return give(out, [&] { return at::abs(self->value); });
+}
+
+int32_t tt_round(const tt_tensor* self, tt_tensor** out) {
+  return give(out, [&] { return at::round(self->value); });
+}
+
+int32_t tt_clamp_min(const tt_tensor* self, double least, tt_tensor** out) {
+  return give(out, [&] {
+    const bool whole = at::isIntegralType(self->value.scalar_type(), /*includeBool=*/false);
+    return at::clamp_min(self->value,
+                         whole ? at::Scalar(static_cast<int64_t>(least)) : at::Scalar(least));
+  });
+}
+
+int32_t tt_amax_last(const tt_tensor* self, tt_tensor** out) {
+  return give(out, [&] { return at::amax(self->value, {-1}, /*keepdim=*/true); });
 }
 
 int32_t tt_neg(const tt_tensor* self, tt_tensor** out) {
@@ -309,6 +360,10 @@ int32_t tt_logical_and(const tt_tensor* self, const tt_tensor* other, tt_tensor*
   return give(out, [&] { return at::logical_and(self->value, other->value); });
 }
 
+int32_t tt_logical_or(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
+  return give(out, [&] { return at::logical_or(self->value, other->value); });
+}
+
 int32_t tt_logical_not(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] { return at::logical_not(self->value); });
 }
@@ -316,6 +371,22 @@ int32_t tt_logical_not(const tt_tensor* self, tt_tensor** out) {
 int32_t tt_masked_fill(const tt_tensor* self, const tt_tensor* mask, double value,
                        tt_tensor** out) {
   return give(out, [&] { return at::masked_fill(self->value, mask->value, value); });
+}
+
+int32_t tt_where(const tt_tensor* condition, const tt_tensor* self, const tt_tensor* other,
+                 tt_tensor** out) {
+  return give(out, [&] { return at::where(condition->value, self->value, other->value); });
+}
+
+int32_t tt_optimization_barrier(const tt_tensor* self, tt_tensor** out) {
+  return give(out, [&] {
+    // TorchTPU's own operation, known to the dispatcher once torch_tpu is imported.
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("tpu::_optimization_barrier", "");
+    torch::jit::Stack stack{c10::IValue(c10::List<Tensor>({self->value}))};
+    op.callBoxed(&stack);
+    return stack.at(0).toTensorList().get(0);
+  });
 }
 
 // -- matrix products --

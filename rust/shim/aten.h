@@ -21,7 +21,7 @@ typedef struct tt_tensor tt_tensor;
 typedef struct tt_inference_mode tt_inference_mode;
 
 /* Data types the model uses; the numbers are this ABI's own. */
-enum { TT_F32 = 0, TT_BF16 = 1, TT_F16 = 2, TT_I64 = 3, TT_BOOL = 4 };
+enum { TT_F32 = 0, TT_BF16 = 1, TT_F16 = 2, TT_I64 = 3, TT_BOOL = 4, TT_I8 = 5 };
 
 /* The text of this thread's last failure; valid until its next one. */
 const char* tt_last_error(void);
@@ -48,28 +48,34 @@ int32_t tt_from_blob(const void* data, const int64_t* sizes, int64_t dim, int32_
                      void (*release)(void*), void* owner, tt_tensor** out);
 int32_t tt_from_i64(const int64_t* values, const int64_t* sizes, int64_t dim, const tt_tensor* like,
                     tt_tensor** out);
-int32_t tt_from_f32(const float* values, const int64_t* sizes, int64_t dim, const tt_tensor* like,
-                    tt_tensor** out);
 int32_t tt_zeros(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tensor* like,
                  tt_tensor** out);
 int32_t tt_ones(const int64_t* sizes, int64_t dim, int32_t dtype, const tt_tensor* like,
                 tt_tensor** out);
+/* One number, without dimensions. */
+int32_t tt_scalar(double value, int32_t dtype, const tt_tensor* like, tt_tensor** out);
 int32_t tt_arange(int64_t start, int64_t end, const tt_tensor* like, tt_tensor** out);
 
 /* -- moving and reading -------------------------------------------------------------------------
  */
 int32_t tt_to_dtype(const tt_tensor* self, int32_t dtype, tt_tensor** out);
 int32_t tt_type_as(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
+int32_t tt_to_device_of(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_to_cpu(const tt_tensor* self, tt_tensor** out);
 /* Copies `count` int64 values of a tensor on any device to the host. */
 int32_t tt_read_i64(const tt_tensor* self, int64_t* out, int64_t count);
 int32_t tt_copy_(tt_tensor* self, const tt_tensor* source);
-int32_t tt_index_put_(tt_tensor* self, const tt_tensor* const* indices, int64_t count,
-                      const tt_tensor* values);
+int32_t tt_index_put(const tt_tensor* self, const tt_tensor* const* indices, int64_t count,
+                     const tt_tensor* values, tt_tensor** out);
+int32_t tt_index_copy(const tt_tensor* self, int64_t dim, const tt_tensor* index,
+                      const tt_tensor* source, tt_tensor** out);
+int32_t tt_index_select(const tt_tensor* self, int64_t dim, const tt_tensor* index,
+                        tt_tensor** out);
 
 /* -- shapes -------------------------------------------------------------------------------------
  */
 int32_t tt_reshape(const tt_tensor* self, const int64_t* sizes, int64_t dim, tt_tensor** out);
+int32_t tt_contiguous(const tt_tensor* self, tt_tensor** out);
 int32_t tt_expand(const tt_tensor* self, const int64_t* sizes, int64_t dim, tt_tensor** out);
 int32_t tt_unsqueeze(const tt_tensor* self, int64_t dim, tt_tensor** out);
 int32_t tt_transpose(const tt_tensor* self, int64_t dim0, int64_t dim1, tt_tensor** out);
@@ -86,13 +92,21 @@ int32_t tt_add(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_sub(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_mul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_add_scalar(const tt_tensor* self, double other, tt_tensor** out);
+int32_t tt_add_scalar_i64(const tt_tensor* self, int64_t other, tt_tensor** out);
 int32_t tt_mul_scalar(const tt_tensor* self, double other, tt_tensor** out);
 int32_t tt_div_scalar(const tt_tensor* self, double other, tt_tensor** out);
 int32_t tt_pow_scalar(const tt_tensor* self, double exponent, tt_tensor** out);
 /* base ** self */
 int32_t tt_scalar_pow(const tt_tensor* self, double base, tt_tensor** out);
+int32_t tt_rsqrt(const tt_tensor* self, tt_tensor** out);
 int32_t tt_reciprocal(const tt_tensor* self, tt_tensor** out);
 int32_t tt_remainder_scalar(const tt_tensor* self, int64_t other, tt_tensor** out);
+int32_t tt_div(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
+int32_t tt_abs(const tt_tensor* self, tt_tensor** out);
+int32_t tt_round(const tt_tensor* self, tt_tensor** out);
+int32_t tt_clamp_min(const tt_tensor* self, double least, tt_tensor** out);
+/* Largest of the last dimension, which is kept. */
+int32_t tt_amax_last(const tt_tensor* self, tt_tensor** out);
 int32_t tt_neg(const tt_tensor* self, tt_tensor** out);
 int32_t tt_cos(const tt_tensor* self, tt_tensor** out);
 int32_t tt_sin(const tt_tensor* self, tt_tensor** out);
@@ -109,8 +123,14 @@ int32_t tt_le(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_gt(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_ge_scalar(const tt_tensor* self, int64_t other, tt_tensor** out);
 int32_t tt_logical_and(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
+int32_t tt_logical_or(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_logical_not(const tt_tensor* self, tt_tensor** out);
 int32_t tt_masked_fill(const tt_tensor* self, const tt_tensor* mask, double value, tt_tensor** out);
+/* `self` where the condition holds, `other` elsewhere. */
+int32_t tt_where(const tt_tensor* condition, const tt_tensor* self, const tt_tensor* other,
+                 tt_tensor** out);
+/* torch.ops.tpu._optimization_barrier of one tensor; fails where TorchTPU is not loaded. */
+int32_t tt_optimization_barrier(const tt_tensor* self, tt_tensor** out);
 
 /* -- matrix products ----------------------------------------------------------------------------
  */

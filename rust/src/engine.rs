@@ -10,12 +10,11 @@ use std::{
 
 use crate::{
     aten::{DType, InferenceMode, Tensor},
+    compiled::{Compiled, Counts, Programs},
     config::{Config, KeyValues, LayerType},
     error::{Error, Result},
-    model::Gemma4,
-    sampler::Sampler,
-    step::{Runner, Shape},
-    weights::Weights,
+    step::{Shape, Step},
+    weights::{Arithmetic, Form, Weights},
 };
 
 /// The slot of the one sequence that is served at a time.
@@ -38,6 +37,19 @@ pub(crate) struct Options {
     /// devices that run eagerly, and chunks have a default size on those that compile.
     pub(crate) chunk: Option<usize>,
 }
+
+/// How a device that compiles runs steps: recorded and compiled whole.
+pub(crate) struct Compile {
+    /// Sequences that a decode launch advances; with one row a TPU's matrix unit would be left out.
+    pub(crate) slots: usize,
+    /// Most tokens of one launch.
+    pub(crate) largest: usize,
+    /// Projections as int8.
+    pub(crate) int8: bool,
+}
+
+/// Takes parameters and state, and gives the programs that run on them.
+pub(crate) type Bind<'a> = dyn FnMut(Vec<Tensor>, Vec<Tensor>) -> Result<Box<dyn Programs>> + 'a;
 
 /// A prompt and how far to go on from it.
 pub(crate) struct Request<'a> {
@@ -100,12 +112,21 @@ pub(crate) struct Info {
     pub(crate) cache_bytes: u64,
     pub(crate) load: Duration,
     pub(crate) static_shapes: bool,
+    pub(crate) weight_format: &'static str,
+    pub(crate) slots: usize,
+}
+
+/// How steps run.
+enum Runner {
+    /// Each operation as it comes.
+    Eager(Box<Step>),
+    /// Whole steps, compiled.
+    Compiled(Compiled),
 }
 
 /// A checkpoint ready to decode.
 pub(crate) struct Engine {
     runner: Runner,
-    sampler: Sampler,
     info: Info,
 }
 
@@ -116,6 +137,7 @@ impl Engine {
     /// What the checkpoint or the options get wrong, each naming file, key, tensor or argument.
     pub(crate) fn load(
         options: &Options,
+        compile: Option<(Compile, &mut Bind<'_>)>,
         on_layer: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let begun = Instant::now();
@@ -125,22 +147,45 @@ impl Engine {
             check_range("prefill_chunk", chunk, 2..=MAX_CONTEXT)?;
         }
         let config = Config::from_folders(&options.checkpoint)?;
-        let unmoved = options.like.alias()?;
         let dtype = match options.dtype.or(config.dtype) {
             Some(dtype) => dtype,
-            None => Weights::open(&options.checkpoint, unmoved)?
+            None => Weights::open(&options.checkpoint, options.like.alias()?, Form::EXACT)?
                 .dtype_of("model.embed_tokens.weight")?,
         };
         let like = options.like.to_dtype(dtype)?;
-        let mut weights = Weights::open(&options.checkpoint, like.alias()?)?;
         let context = options.context.min(config.max_position_embeddings);
         let device = like.device()?;
-        let compiles = !["cpu", "cuda"].iter().any(|eager| device.starts_with(eager));
-        let chunk = options.chunk.or(compiles.then_some(DEFAULT_CHUNK));
-        let model = Gemma4::load(&config, &mut weights, &like, on_layer)?;
-        let shape = Shape { slots: 1, context, chunk };
-        let runner = Runner::new(model, &config, shape, &like)?;
-        let sampler = Sampler::new(&config.suppress_tokens, config.vocab_size, &like)?;
+        let (shape, form) = match &compile {
+            None => {
+                let eager = ["cpu", "cuda"].iter().any(|eager| device.starts_with(eager));
+                let chunk = options.chunk.or((!eager).then_some(DEFAULT_CHUNK));
+                (Shape { slots: 1, context, chunk }, Form::EXACT)
+            }
+            Some((compile, _)) => {
+                let form = Form {
+                    arithmetic: Arithmetic::Compiled,
+                    int8: compile.int8,
+                    shapes_only: false,
+                };
+                (Shape { slots: compile.slots, context, chunk: Some(compile.largest) }, form)
+            }
+        };
+        let mut step = Step::load(&config, &options.checkpoint, (shape, form), &like, on_layer)?;
+        let (weight_bytes, cache_bytes) = (step.weight_bytes(), step.cache_bytes());
+        let runner = match compile {
+            None => Runner::Eager(Box::new(step)),
+            Some((compile, bind)) => {
+                let alias = |all: Vec<&mut Tensor>| -> Result<Vec<Tensor>> {
+                    all.into_iter().map(|tensor| tensor.alias()).collect()
+                };
+                let parameters = alias(step.parameters_mut())?;
+                let state = alias(step.state_mut())?;
+                // A launch may overwrite the state's memory, so nobody else may hold it.
+                drop(step);
+                let programs = bind(parameters, state)?;
+                Runner::Compiled(Compiled::new(programs, compile.slots, like.alias()?))
+            }
+        };
         let owners = |layer_type: LayerType| {
             let owns = |l: &&crate::config::LayerPlan| {
                 l.layer_type == layer_type && matches!(l.key_values, KeyValues::Own { .. })
@@ -156,12 +201,22 @@ impl Engine {
             eos_token_ids: config.eos_token_ids,
             dtype,
             device,
-            weight_bytes: weights.bytes(),
-            cache_bytes: runner.cache_bytes(),
+            weight_bytes,
+            cache_bytes,
             load: begun.elapsed(),
-            static_shapes: chunk.is_some(),
+            static_shapes: shape.chunk.is_some(),
+            weight_format: if form.int8 { DType::I8.name() } else { dtype.name() },
+            slots: shape.slots,
         };
-        Ok(Self { runner, sampler, info })
+        Ok(Self { runner, info })
+    }
+
+    /// Launches of compiled programs so far; `None` where steps run eagerly.
+    pub(crate) fn counts(&self) -> Option<Counts> {
+        match &self.runner {
+            Runner::Eager(_) => None,
+            Runner::Compiled(compiled) => Some(compiled.counts()),
+        }
     }
 
     /// What is loaded.
@@ -185,8 +240,7 @@ impl Engine {
         let _inference = InferenceMode::enter()?;
 
         let begun = Instant::now();
-        let logits = self.runner.run(SLOT, request.ids, 0, false)?;
-        let mut next = self.sampler.greedy(&logits)?;
+        let mut batch = vec![self.prefill(request.ids)?];
         let first = Instant::now();
 
         // The prompt's last token gives the first new one, so a full cache still gives one.
@@ -195,25 +249,29 @@ impl Engine {
         let mut ids = Vec::new();
         let mut sent = 0;
         let mut stop_id = None;
-        let finish = loop {
-            if stop.contains(&next) {
-                stop_id = Some(next);
-                break Finish::Stop;
+        let finish = 'answer: loop {
+            for &id in &batch {
+                if stop.contains(&id) {
+                    stop_id = Some(id);
+                    break 'answer Finish::Stop;
+                }
+                ids.push(id);
+                if ids.len() == most {
+                    break 'answer Finish::Length;
+                }
             }
-            ids.push(next);
-            if ids.len() == most {
-                break Finish::Length;
-            }
-            if ids.len() - sent == request.read_every {
-                let batch = &ids[sent..];
+            // A launch makes several tokens; between launches is the time to hand them out.
+            if ids.len() - sent >= request.read_every || matches!(self.runner, Runner::Compiled(_))
+            {
+                let new = &ids[sent..];
                 sent = ids.len();
-                if !on_tokens(batch) {
+                if !on_tokens(new) {
                     break Finish::Cancelled;
                 }
             }
+            let wanted = (request.read_every - (ids.len() - sent)).min(most - ids.len());
             let position = request.ids.len() + ids.len() - 1;
-            let logits = self.runner.run(SLOT, &[next], position, false)?;
-            next = self.sampler.greedy(&logits)?;
+            batch = self.decode_on(ids[ids.len() - 1], position, wanted)?;
         };
         let decode = first.elapsed();
         let cancelled = sent < ids.len() && !on_tokens(&ids[sent..]);
@@ -224,6 +282,28 @@ impl Engine {
             prefill: first - begun,
             decode,
         })
+    }
+
+    /// Reads a prompt; the id that follows it.
+    fn prefill(&mut self, ids: &[i64]) -> Result<i64> {
+        match &mut self.runner {
+            Runner::Eager(step) => {
+                let logits = step.run(SLOT, ids, 0, false)?;
+                one(&step.choose(&logits)?)
+            }
+            Runner::Compiled(compiled) => compiled.prefill(SLOT, ids),
+        }
+    }
+
+    /// Feeds `id` at `position`; the ids that follow, at least one and at most `most`.
+    fn decode_on(&mut self, id: i64, position: usize, most: usize) -> Result<Vec<i64>> {
+        match &mut self.runner {
+            Runner::Eager(step) => {
+                let logits = step.run(SLOT, &[id], position, false)?;
+                Ok(vec![one(&step.choose(&logits)?)?])
+            }
+            Runner::Compiled(compiled) => compiled.decode(SLOT, (id, position), most),
+        }
     }
 
     /// Logits `[rows, vocab]` on the CPU, in the model's element type: of every prompt token, or of the
@@ -239,10 +319,17 @@ impl Engine {
         if tokens > self.info.context {
             return Err(Error::ContextFull { tokens, context: self.info.context });
         }
+        let Runner::Eager(step) = &mut self.runner else {
+            return Err(Error::Input(
+                "expected an engine whose steps run eagerly, found compiled programs, which give ids \
+                 and no logits"
+                    .into(),
+            ));
+        };
         let _inference = InferenceMode::enter()?;
-        let mut rows = vec![self.runner.run(SLOT, ids, 0, all)?.to_cpu()?];
+        let mut rows = vec![step.run(SLOT, ids, 0, all)?.to_cpu()?];
         for (offset, &id) in forced.iter().enumerate() {
-            rows.push(self.runner.run(SLOT, &[id], ids.len() + offset, false)?.to_cpu()?);
+            rows.push(step.run(SLOT, &[id], ids.len() + offset, false)?.to_cpu()?);
         }
         Tensor::cat(&rows.iter().collect::<Vec<_>>(), 0)
     }
@@ -275,6 +362,12 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// The one value of `chosen` `[1]`.
+fn one(chosen: &Tensor) -> Result<i64> {
+    let values = chosen.read_i64()?;
+    values.first().copied().ok_or_else(|| Error::Internal("no logits to choose from".into()))
 }
 
 /// Longest context that is asked of a device; twice the largest published `max_position_embeddings`.

@@ -1,7 +1,7 @@
 //! Everything that can go wrong, one variant for each rule that can break.
 //!
 //! Texts are lower-case phrases without a full stop: what was expected, what was found. Which Python
-//! class each becomes is `bindings.rs`'s business.
+//! class each becomes is `bindings`'s business.
 
 use std::path::PathBuf;
 

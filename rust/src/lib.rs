@@ -15,6 +15,8 @@ mod aten;
 #[cfg(feature = "python")]
 mod bindings;
 mod cache;
+mod captured;
+mod compiled;
 mod config;
 mod engine;
 mod error;

@@ -32,6 +32,32 @@ const OTHER_TOWERS: [&str; 6] = [
     "audio_embedder.",
 ];
 
+/// In which operations the model's mathematics is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    /// Those of transformers, call for call, on weights `[out, in]`.
+    Exact,
+    /// Those that XLA makes the fastest program of; weights are stored `[in, out]`.
+    Compiled,
+}
+
+/// The form that tensors are wanted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) arithmetic: Arithmetic,
+    /// Projections as int8 with one factor an output row; only with [`Arithmetic::Compiled`].
+    pub(crate) int8: bool,
+    /// Zeros in place of values: for capturing a step and for cost estimates, under fake tensors. A
+    /// folder with nothing but config.json will do.
+    pub(crate) shapes_only: bool,
+}
+
+impl Form {
+    /// The checkpoint's values, multiplied as transformers does.
+    pub(crate) const EXACT: Self =
+        Self { arithmetic: Arithmetic::Exact, int8: false, shapes_only: false };
+}
+
 /// A file of the checkpoint.
 struct Shard {
     path: PathBuf,
@@ -57,6 +83,7 @@ pub(crate) struct Weights {
     entries: HashMap<String, Entry>,
     /// A one-element tensor of the device and element type weights are moved to.
     like: Tensor,
+    form: Form,
     taken: BTreeSet<String>,
     bytes: u64,
 }
@@ -66,12 +93,13 @@ impl Weights {
     ///
     /// # Errors
     /// `Io`, `Format` or `Input` naming the file or folder.
-    pub(crate) fn open(folders: &[PathBuf], like: Tensor) -> Result<Self> {
+    pub(crate) fn open(folders: &[PathBuf], like: Tensor, form: Form) -> Result<Self> {
         let mut weights = Self {
             folders: folders.to_vec(),
             shards: Vec::new(),
             entries: HashMap::new(),
             like,
+            form,
             taken: BTreeSet::new(),
             bytes: 0,
         };
@@ -98,7 +126,7 @@ impl Weights {
                 weights.entries.entry(name).or_insert(entry);
             }
         }
-        if weights.entries.is_empty() {
+        if weights.entries.is_empty() && !form.shapes_only {
             return Err(Error::Input(format!(
                 "expected *.safetensors files, found none in {}",
                 weights.folder_names()
@@ -154,6 +182,58 @@ impl Weights {
     /// # Errors
     /// `MissingTensor`; `Tensor` when shape or element type is wrong; `Aten` when the device refuses it.
     pub(crate) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.read(name, shape)?.type_as(&self.like)?;
+        self.bytes += bytes(&tensor)?;
+        Ok(tensor)
+    }
+
+    /// A projection `[out, in]` in the wanted form: its weight in one or more parts of the outputs, and
+    /// factors `[out]` where it is int8.
+    ///
+    /// # Errors
+    /// As [`Weights::take`].
+    pub(crate) fn take_matrix(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<(Vec<Tensor>, Option<Tensor>)> {
+        if self.form.arithmetic == Arithmetic::Exact {
+            return Ok((vec![self.take(name, &shape)?], None));
+        }
+        // On the host, so that the device never holds two forms of a weight.
+        let weight = self.read(name, &shape)?.to_dtype(self.like.dtype()?)?;
+        let (weight, scale) = if self.form.int8 {
+            let (weight, scale) = quantize(&weight)?;
+            (weight, Some(scale.reshape(&[shape[0] as i64])?.type_as(&self.like)?))
+        } else {
+            (weight, None)
+        };
+        let weight = weight.transpose(0, 1)?;
+        let part_bytes = shape[0] * shape[1] * weight.dtype()?.bytes();
+        let count = if shape[0] > MAX_SPLIT { 1 } else { part_bytes.div_ceil(PART_BYTES) };
+        let width = shape[0].div_ceil(count);
+        let mut parts = Vec::new();
+        for start in (0..shape[0]).step_by(width) {
+            let part = weight.narrow(1, start as i64, width.min(shape[0] - start) as i64)?;
+            let part = part.contiguous()?.to_device_of(&self.like)?;
+            self.bytes += bytes(&part)?;
+            parts.push(part);
+        }
+        self.bytes += scale.as_ref().map_or(Ok(0), bytes)?;
+        Ok((parts, scale))
+    }
+
+    /// In which operations the model is to compute.
+    pub(crate) fn arithmetic(&self) -> Arithmetic {
+        self.form.arithmetic
+    }
+
+    /// The tensor `name` of exactly `shape` as the file has it; zeros where only shapes are wanted.
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+        if self.form.shapes_only && self.entries.is_empty() {
+            return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
+        }
         let Some(entry) = self.entries.get(name) else {
             return Err(self.missing(name));
         };
@@ -166,13 +246,13 @@ impl Weights {
             let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);
             return Err(self.wrong(entry, reason));
         };
+        self.taken.insert(name.to_owned());
+        if self.form.shapes_only {
+            return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
+        }
         let shard = &self.shards[entry.shard];
         let range = shard.data_start + entry.range.start..shard.data_start + entry.range.end;
-        let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
-        let tensor = shard.map.tensor(range, &sizes, dtype)?.type_as(&self.like)?;
-        self.bytes += (shape.iter().product::<usize>() * tensor.dtype()?.bytes()) as u64;
-        self.taken.insert(name.to_owned());
-        Ok(tensor)
+        shard.map.tensor(range, &sizes, dtype)
     }
 
     /// Bytes of the tensors taken so far, in the model's element type.
@@ -224,6 +304,28 @@ impl Weights {
         let file = self.shards[entry.shard].path.clone();
         Error::Tensor { file, name: entry.name.clone(), reason }
     }
+}
+
+/// A part of a compiled projection's weight has at most this many bytes: XLA brings a weight into a TPU's
+/// vector memory while earlier instructions run, if there is room for it (docs/log.md).
+const PART_BYTES: usize = 20 << 20;
+
+/// Projections with more outputs, the head, are one part: nothing runs beside them.
+const MAX_SPLIT: usize = 1 << 16;
+
+fn bytes(tensor: &Tensor) -> Result<u64> {
+    Ok(tensor.sizes()?.iter().product::<i64>() as u64 * tensor.dtype()?.bytes() as u64)
+}
+
+/// int8 values and one factor for each row of `weight` `[rows, columns]`: the row's largest magnitude
+/// becomes 127.
+fn quantize(weight: &Tensor) -> Result<(Tensor, Tensor)> {
+    let weight = weight.to_dtype(DType::F32)?;
+    // A row of zeros has no magnitude to divide by.
+    let scale =
+        weight.abs()?.amax_last()?.div_scalar(127.0)?.clamp_min(f64::from(f32::MIN_POSITIVE))?;
+    let values = weight.div(&scale)?.round()?.to_dtype(DType::I8)?;
+    Ok((values, scale))
 }
 
 /// The tensor's name in a text-only checkpoint.

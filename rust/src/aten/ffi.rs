@@ -46,30 +46,29 @@ unsafe extern "C" {
         like: Raw,
         out: Out,
     ) -> i32;
-    pub(super) fn tt_from_f32(
-        values: *const f32,
-        sizes: *const i64,
-        dim: i64,
-        like: Raw,
-        out: Out,
-    ) -> i32;
     pub(super) fn tt_zeros(sizes: *const i64, dim: i64, dtype: i32, like: Raw, out: Out) -> i32;
     pub(super) fn tt_ones(sizes: *const i64, dim: i64, dtype: i32, like: Raw, out: Out) -> i32;
+    pub(super) fn tt_scalar(value: f64, dtype: i32, like: Raw, out: Out) -> i32;
     pub(super) fn tt_arange(start: i64, end: i64, like: Raw, out: Out) -> i32;
 
     pub(super) fn tt_to_dtype(self_: Raw, dtype: i32, out: Out) -> i32;
     pub(super) fn tt_type_as(self_: Raw, other: Raw, out: Out) -> i32;
+    pub(super) fn tt_to_device_of(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_to_cpu(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_read_i64(self_: Raw, out: *mut i64, count: i64) -> i32;
     pub(super) fn tt_copy_(self_: *mut TtTensor, source: Raw) -> i32;
-    pub(super) fn tt_index_put_(
-        self_: *mut TtTensor,
+    pub(super) fn tt_index_put(
+        self_: Raw,
         indices: *const Raw,
         count: i64,
         values: Raw,
+        out: Out,
     ) -> i32;
+    pub(super) fn tt_index_copy(self_: Raw, dim: i64, index: Raw, source: Raw, out: Out) -> i32;
+    pub(super) fn tt_index_select(self_: Raw, dim: i64, index: Raw, out: Out) -> i32;
 
     pub(super) fn tt_reshape(self_: Raw, sizes: *const i64, dim: i64, out: Out) -> i32;
+    pub(super) fn tt_contiguous(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_expand(self_: Raw, sizes: *const i64, dim: i64, out: Out) -> i32;
     pub(super) fn tt_unsqueeze(self_: Raw, dim: i64, out: Out) -> i32;
     pub(super) fn tt_transpose(self_: Raw, dim0: i64, dim1: i64, out: Out) -> i32;
@@ -82,12 +81,19 @@ unsafe extern "C" {
     pub(super) fn tt_sub(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_mul(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_add_scalar(self_: Raw, other: f64, out: Out) -> i32;
+    pub(super) fn tt_add_scalar_i64(self_: Raw, other: i64, out: Out) -> i32;
     pub(super) fn tt_mul_scalar(self_: Raw, other: f64, out: Out) -> i32;
     pub(super) fn tt_div_scalar(self_: Raw, other: f64, out: Out) -> i32;
     pub(super) fn tt_pow_scalar(self_: Raw, exponent: f64, out: Out) -> i32;
     pub(super) fn tt_scalar_pow(self_: Raw, base: f64, out: Out) -> i32;
+    pub(super) fn tt_rsqrt(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_reciprocal(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_remainder_scalar(self_: Raw, other: i64, out: Out) -> i32;
+    pub(super) fn tt_div(self_: Raw, other: Raw, out: Out) -> i32;
+    pub(super) fn tt_abs(self_: Raw, out: Out) -> i32;
+    pub(super) fn tt_round(self_: Raw, out: Out) -> i32;
+    pub(super) fn tt_clamp_min(self_: Raw, least: f64, out: Out) -> i32;
+    pub(super) fn tt_amax_last(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_neg(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_cos(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_sin(self_: Raw, out: Out) -> i32;
@@ -101,8 +107,12 @@ unsafe extern "C" {
     pub(super) fn tt_gt(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_ge_scalar(self_: Raw, other: i64, out: Out) -> i32;
     pub(super) fn tt_logical_and(self_: Raw, other: Raw, out: Out) -> i32;
+    pub(super) fn tt_logical_or(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_logical_not(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_masked_fill(self_: Raw, mask: Raw, value: f64, out: Out) -> i32;
+
+    pub(super) fn tt_where(condition: Raw, self_: Raw, other: Raw, out: Out) -> i32;
+    pub(super) fn tt_optimization_barrier(self_: Raw, out: Out) -> i32;
 
     pub(super) fn tt_embedding(weight: Raw, indices: Raw, out: Out) -> i32;
     pub(super) fn tt_linear(input: Raw, weight: Raw, out: Out) -> i32;

@@ -6,6 +6,7 @@
 
 mod ffi;
 mod mapped_file;
+mod ops;
 #[cfg(feature = "python")]
 mod python;
 
@@ -32,6 +33,8 @@ pub(crate) enum DType {
     I64 = 3,
     /// bool
     Bool = 4,
+    /// int8
+    I8 = 5,
 }
 
 impl DType {
@@ -43,6 +46,7 @@ impl DType {
             Self::F16 => "float16",
             Self::I64 => "int64",
             Self::Bool => "bool",
+            Self::I8 => "int8",
         }
     }
 
@@ -52,7 +56,7 @@ impl DType {
             Self::F32 => 4,
             Self::Bf16 | Self::F16 => 2,
             Self::I64 => 8,
-            Self::Bool => 1,
+            Self::Bool | Self::I8 => 1,
         }
     }
 }
@@ -122,57 +126,6 @@ impl Drop for InferenceMode {
     }
 }
 
-/// Methods that make a tensor from `self` and, where named, one other tensor.
-macro_rules! ops {
-    ($($(#[$doc:meta])* $name:ident => $shim:ident ( $($argument:ident),* );)*) => {
-        impl Tensor {
-            $(
-                $(#[$doc])*
-                pub(crate) fn $name(&self $(, $argument: &Self)*) -> Result<Self> {
-                    // SAFETY: every handle is live for the call and `out` is writable.
-                    Self::made(stringify!($name), |out| unsafe {
-                        ffi::$shim(self.raw(), $($argument.raw(),)* out)
-                    })
-                }
-            )*
-        }
-    };
-}
-
-ops! {
-    /// The same tensor under a second handle.
-    alias => tt_alias();
-    to_cpu => tt_to_cpu();
-    /// This tensor with `other`'s element type, on `other`'s device.
-    type_as => tt_type_as(other);
-    add => tt_add(other);
-    sub => tt_sub(other);
-    mul => tt_mul(other);
-    neg => tt_neg();
-    reciprocal => tt_reciprocal();
-    cos => tt_cos();
-    sin => tt_sin();
-    tanh => tt_tanh();
-    /// GELU in the tanh form (config key `hidden_activation`: `gelu_pytorch_tanh`).
-    gelu_tanh => tt_gelu_tanh();
-    /// Mean over the last dimension, kept as size 1.
-    mean_last => tt_mean_last();
-    sum => tt_sum();
-    /// Softmax over the last dimension, in float32.
-    softmax_last_f32 => tt_softmax_last_f32();
-    /// Index of the first maximum of the last dimension.
-    argmax_last => tt_argmax_last();
-    le => tt_le(other);
-    gt => tt_gt(other);
-    logical_and => tt_logical_and(other);
-    logical_not => tt_logical_not();
-    /// `self` is a table `[rows, width]`, `indices` any shape of int64.
-    embedding => tt_embedding(indices);
-    /// `self · weightᵀ`, weight `[out, in]`.
-    linear => tt_linear(weight);
-    matmul => tt_matmul(other);
-}
-
 impl Tensor {
     fn raw(&self) -> ffi::Raw {
         self.0.as_ptr()
@@ -192,7 +145,7 @@ impl Tensor {
         let mut code = -1;
         // SAFETY: the handle is live and `code` is writable.
         check("dtype", unsafe { ffi::tt_dtype(self.raw(), &raw mut code) })?;
-        [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::Bool]
+        [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::Bool, DType::I8]
             .into_iter()
             .find(|dtype| *dtype as i32 == code)
             .ok_or_else(|| Error::Internal(format!("the shim knows no dtype {code}")))
@@ -216,221 +169,5 @@ impl Tensor {
         check("device", unsafe { ffi::tt_device(self.raw(), text.as_mut_ptr(), text.len()) })?;
         // SAFETY: on success the shim wrote a zero-terminated string into `text`.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
-    }
-
-    // -- making --
-
-    /// int64 values of `shape` on `like`'s device.
-    pub(crate) fn from_i64(values: &[i64], shape: &[i64], like: &Self) -> Result<Self> {
-        check_count(values.len(), shape)?;
-        // SAFETY: `values` holds exactly `shape`; all pointers live for the call.
-        Self::made("from_i64", |out| unsafe {
-            ffi::tt_from_i64(values.as_ptr(), shape.as_ptr(), shape.len() as i64, like.raw(), out)
-        })
-    }
-
-    /// float32 values of `shape` on `like`'s device.
-    pub(crate) fn from_f32(values: &[f32], shape: &[i64], like: &Self) -> Result<Self> {
-        check_count(values.len(), shape)?;
-        // SAFETY: `values` holds exactly `shape`; all pointers live for the call.
-        Self::made("from_f32", |out| unsafe {
-            ffi::tt_from_f32(values.as_ptr(), shape.as_ptr(), shape.len() as i64, like.raw(), out)
-        })
-    }
-
-    /// Zeros on `like`'s device.
-    pub(crate) fn zeros(shape: &[i64], dtype: DType, like: &Self) -> Result<Self> {
-        // SAFETY: all pointers live for the call.
-        Self::made("zeros", |out| unsafe {
-            ffi::tt_zeros(shape.as_ptr(), shape.len() as i64, dtype as i32, like.raw(), out)
-        })
-    }
-
-    /// Ones on `like`'s device.
-    pub(crate) fn ones(shape: &[i64], dtype: DType, like: &Self) -> Result<Self> {
-        // SAFETY: all pointers live for the call.
-        Self::made("ones", |out| unsafe {
-            ffi::tt_ones(shape.as_ptr(), shape.len() as i64, dtype as i32, like.raw(), out)
-        })
-    }
-
-    /// `start, start + 1, … end - 1` as int64 on `like`'s device.
-    pub(crate) fn arange(start: i64, end: i64, like: &Self) -> Result<Self> {
-        // SAFETY: the handle is live and `out` is writable.
-        Self::made("arange", |out| unsafe { ffi::tt_arange(start, end, like.raw(), out) })
-    }
-
-    /// The tensors joined along `dim`.
-    pub(crate) fn cat(tensors: &[&Self], dim: i64) -> Result<Self> {
-        let raw: Vec<ffi::Raw> = tensors.iter().map(|tensor| tensor.raw()).collect();
-        // SAFETY: `raw` holds `len` live handles for the call.
-        Self::made("cat", |out| unsafe { ffi::tt_cat(raw.as_ptr(), raw.len() as i64, dim, out) })
-    }
-
-    // -- reading and writing --
-
-    /// All values of an int64 tensor, on the host.
-    pub(crate) fn read_i64(&self) -> Result<Vec<i64>> {
-        let count: i64 = self.sizes()?.iter().product();
-        let mut values = vec![0; count as usize];
-        // SAFETY: the handle is live and `values` has room for `count` numbers.
-        check("read_i64", unsafe { ffi::tt_read_i64(self.raw(), values.as_mut_ptr(), count) })?;
-        Ok(values)
-    }
-
-    /// Overwrites this tensor's values; views of it see them.
-    pub(crate) fn copy_(&self, source: &Self) -> Result<()> {
-        // SAFETY: both handles are live; ATen checks the shapes.
-        check("copy_", unsafe { ffi::tt_copy_(self.0.as_ptr(), source.raw()) })
-    }
-
-    /// `self[indices[0], indices[1], …] = values`, the indices broadcast against each other.
-    pub(crate) fn index_put_(&self, indices: &[&Self], values: &Self) -> Result<()> {
-        let raw: Vec<ffi::Raw> = indices.iter().map(|index| index.raw()).collect();
-        // SAFETY: all handles are live for the call; ATen checks shapes and bounds.
-        check("index_put_", unsafe {
-            ffi::tt_index_put_(self.0.as_ptr(), raw.as_ptr(), raw.len() as i64, values.raw())
-        })
-    }
-
-    // -- shapes --
-
-    /// This tensor's elements under another shape.
-    pub(crate) fn reshape(&self, shape: &[i64]) -> Result<Self> {
-        // SAFETY: the handle and `shape` live for the call.
-        Self::made("reshape", |out| unsafe {
-            ffi::tt_reshape(self.raw(), shape.as_ptr(), shape.len() as i64, out)
-        })
-    }
-
-    /// A view that repeats dimensions of size 1.
-    pub(crate) fn expand(&self, shape: &[i64]) -> Result<Self> {
-        // SAFETY: the handle and `shape` live for the call.
-        Self::made("expand", |out| unsafe {
-            ffi::tt_expand(self.raw(), shape.as_ptr(), shape.len() as i64, out)
-        })
-    }
-
-    /// A view with a new dimension of size 1 at `dim`.
-    pub(crate) fn unsqueeze(&self, dim: i64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("unsqueeze", |out| unsafe { ffi::tt_unsqueeze(self.raw(), dim, out) })
-    }
-
-    /// A view with two dimensions exchanged.
-    pub(crate) fn transpose(&self, dim0: i64, dim1: i64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("transpose", |out| unsafe { ffi::tt_transpose(self.raw(), dim0, dim1, out) })
-    }
-
-    /// A view of `length` entries of `dim`.
-    pub(crate) fn narrow(&self, dim: i64, start: i64, length: i64) -> Result<Self> {
-        // SAFETY: the handle is live; ATen checks the range.
-        Self::made("narrow", |out| unsafe { ffi::tt_narrow(self.raw(), dim, start, length, out) })
-    }
-
-    /// A view of entry `index` of `dim`, which is dropped.
-    pub(crate) fn select(&self, dim: i64, index: i64) -> Result<Self> {
-        // SAFETY: the handle is live; ATen checks the index.
-        Self::made("select", |out| unsafe { ffi::tt_select(self.raw(), dim, index, out) })
-    }
-
-    /// Entries of `dim` chosen by `indices`, which broadcasts over the other dimensions.
-    pub(crate) fn take_along_dim(&self, indices: &Self, dim: i64) -> Result<Self> {
-        // SAFETY: both handles are live; ATen checks shapes and bounds.
-        Self::made("take_along_dim", |out| unsafe {
-            ffi::tt_take_along_dim(self.raw(), indices.raw(), dim, out)
-        })
-    }
-
-    // -- arithmetic with a number --
-
-    /// This tensor in another element type.
-    pub(crate) fn to_dtype(&self, dtype: DType) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("to", |out| unsafe { ffi::tt_to_dtype(self.raw(), dtype as i32, out) })
-    }
-
-    /// `self + other`.
-    pub(crate) fn add_scalar(&self, other: f64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("add", |out| unsafe { ffi::tt_add_scalar(self.raw(), other, out) })
-    }
-
-    /// `self · other`; for 16-bit tensors the number is not rounded to them first.
-    pub(crate) fn mul_scalar(&self, other: f64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("mul", |out| unsafe { ffi::tt_mul_scalar(self.raw(), other, out) })
-    }
-
-    /// `self / other`.
-    pub(crate) fn div_scalar(&self, other: f64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("div", |out| unsafe { ffi::tt_div_scalar(self.raw(), other, out) })
-    }
-
-    /// `self` raised to `exponent`.
-    pub(crate) fn pow_scalar(&self, exponent: f64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("pow", |out| unsafe { ffi::tt_pow_scalar(self.raw(), exponent, out) })
-    }
-
-    /// `base` raised to each element.
-    pub(crate) fn scalar_pow(&self, base: f64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("pow", |out| unsafe { ffi::tt_scalar_pow(self.raw(), base, out) })
-    }
-
-    /// The remainder of a division by `other`, with `other`'s sign.
-    pub(crate) fn remainder_scalar(&self, other: i64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("remainder", |out| unsafe { ffi::tt_remainder_scalar(self.raw(), other, out) })
-    }
-
-    /// Where `self >= other`.
-    pub(crate) fn ge_scalar(&self, other: i64) -> Result<Self> {
-        // SAFETY: the handle is live.
-        Self::made("ge", |out| unsafe { ffi::tt_ge_scalar(self.raw(), other, out) })
-    }
-
-    /// `value` where `mask` is true, `self` elsewhere.
-    pub(crate) fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
-        // SAFETY: both handles are live.
-        Self::made("masked_fill", |out| unsafe {
-            ffi::tt_masked_fill(self.raw(), mask.raw(), value, out)
-        })
-    }
-
-    /// ATen's fused attention with scale 1.0 and no dropout; `self` is the query
-    /// `[B, heads, T, head_dim]`, `mask` broadcasts to `[B, heads, T, S]`.
-    pub(crate) fn scaled_dot_product_attention(
-        &self,
-        key: &Self,
-        value: &Self,
-        mask: Option<&Self>,
-        is_causal: bool,
-        enable_gqa: bool,
-    ) -> Result<Self> {
-        let mask = mask.map_or(std::ptr::null(), Self::raw);
-        // SAFETY: all handles are live; a null mask means none.
-        Self::made("scaled_dot_product_attention", |out| unsafe {
-            ffi::tt_scaled_dot_product_attention(
-                self.raw(),
-                key.raw(),
-                value.raw(),
-                mask,
-                is_causal,
-                enable_gqa,
-                out,
-            )
-        })
-    }
-}
-
-fn check_count(count: usize, shape: &[i64]) -> Result<()> {
-    if shape.iter().product::<i64>() == count as i64 {
-        Ok(())
-    } else {
-        Err(Error::Internal(format!("{count} values for shape {shape:?}")))
     }
 }

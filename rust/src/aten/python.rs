@@ -1,4 +1,4 @@
-//! `torch.Tensor` to [`Tensor`] and back. The only pyo3 code outside `bindings.rs`: it lives here
+//! `torch.Tensor` to [`Tensor`] and back. The only pyo3 code outside `bindings`: it lives here
 //! because the pointers it passes to the shim need `unsafe`, which stays in this folder.
 
 use std::ffi::c_void;

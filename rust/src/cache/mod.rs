@@ -32,7 +32,7 @@ pub(crate) enum Keep {
     All,
     /// The last of T.
     Last,
-    /// One of T for each slot, by an index tensor `[B]`: padding may follow it.
+    /// Some of T for each slot, by an index tensor `[B, kept]`: padding may follow them.
     At(Tensor),
 }
 
@@ -47,8 +47,10 @@ impl Keep {
             }
             Self::At(index) => {
                 let sizes = x.sizes()?;
+                let kept = index.sizes()?;
                 let mut shape = vec![1; sizes.len()];
-                shape[0] = index.sizes()?[0];
+                shape[0] = kept[0];
+                shape[dim as usize] = kept[1];
                 // A table shared by all slots is repeated, since each slot keeps its own token.
                 let mut batched = sizes.clone();
                 batched[0] = shape[0];
@@ -68,13 +70,8 @@ pub(crate) enum Rows {
         /// Where rows go and which are seen.
         placement: chronological::Placement,
     },
-    /// One row for each new token.
-    Ring {
-        /// First slot and how many: B slots beginning at it.
-        slots: (i64, i64),
-        /// Slot and row of each new token: `[B, 1]` and `[B, T]`.
-        index: std::rc::Rc<[Tensor; 2]>,
-    },
+    /// What to read and write of every slot's rows.
+    Ring(std::rc::Rc<ring::RingRows>),
 }
 
 /// What the layers of one type do in this step.
@@ -139,6 +136,13 @@ impl Buffers {
         Ok(Self { layers, bytes })
     }
 
+    /// Every tensor, layer by layer.
+    fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        for (keys, values) in self.layers.iter_mut().flatten() {
+            all.extend([keys, values]);
+        }
+    }
+
     fn of(&self, layer_idx: usize) -> Result<&(Tensor, Tensor)> {
         self.layers[layer_idx]
             .as_ref()
@@ -158,7 +162,7 @@ impl Cache {
     /// Stores `k` and `v` `[B, kv_heads, T, head_dim]` of layer `layer_idx` and gives the keys and values
     /// its queries see, `[B, kv_heads, S, head_dim]`.
     pub(crate) fn update(
-        &self,
+        &mut self,
         layer_idx: usize,
         k: &Tensor,
         v: &Tensor,
@@ -168,11 +172,19 @@ impl Cache {
             (Self::Chronological(cache), Rows::Chronological { slot, placement }) => {
                 cache.update(layer_idx, (k, v), *slot, placement)
             }
-            (Self::Ring(cache), Rows::Ring { slots, index }) => {
-                cache.update(layer_idx, (k, v), *slots, index)
-            }
+            (Self::Ring(cache), Rows::Ring(rows)) => cache.update(layer_idx, (k, v), rows),
             _ => Err(Error::Internal("a plan of the other cache layout".into())),
         }
+    }
+
+    /// Every tensor of the cache, in a fixed order.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
+        let mut all = Vec::new();
+        match self {
+            Self::Chronological(cache) => cache.buffers.tensors_mut(&mut all),
+            Self::Ring(cache) => cache.buffers.tensors_mut(&mut all),
+        }
+        all
     }
 
     /// Bytes of all buffers.

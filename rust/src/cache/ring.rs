@@ -1,13 +1,15 @@
 //! The layout with static shapes: the entry for position `p` stands in row `p mod rows`.
 //!
-//! Rows are written before attention reads them, and a mask made from positions says which are seen, so
-//! no shape depends on how far a sequence is. A sliding layer has `window - 1 + chunk` rows: the T ≤
-//! `chunk` rows a step writes then never replace one that the same step still has to see. Full layers
-//! have `context + chunk` rows, so that the padding after a prompt's last token has room too.
+//! A sliding layer has exactly `window` rows. A full layer has `context` rows and some spare ones, so that
+//! nothing wraps there: padding after a prompt and tokens made beyond a stop land in rows that no query
+//! sees before they are written again. No shape depends on how far a sequence is.
 //!
-//! Padding costs nothing but its computation: a padded token's row counts as the older position it
-//! replaced, which is out of every window, until a real token is written there. For the same reason a
-//! slot needs no clearing.
+//! One new token a slot is written first, and attention reads the rows. Several tokens attend to the
+//! rows as they were and to their own keys beside them; then each row takes the newest position that
+//! belongs to it, padding left out. A slot needs no clearing, because the mask is made from positions.
+//!
+//! Nothing is changed in place: a step leaves new tensors in the cache's structure, and a compiler that
+//! may overwrite the old ones makes that an update in place.
 
 use std::rc::Rc;
 
@@ -29,23 +31,44 @@ pub(crate) struct Ring {
 
 /// The new tokens of one step.
 pub(crate) struct RingStep<'a> {
-    /// First slot and number of slots B; row b of the step is slot `slots.0 + b`.
-    pub(crate) slots: (i64, i64),
-    /// Positions `[B, T]`; padding goes on counting.
+    /// The slot of each row of the step, `[B]`; `None` when row b is slot b and no slot is missing.
+    pub(crate) slots: Option<&'a Tensor>,
+    /// Positions `[B, T]`, consecutive; padding goes on counting.
     pub(crate) positions: &'a Tensor,
     /// Position of each slot's last token that is no padding, `[B, 1]`.
     pub(crate) last: &'a Tensor,
+    /// Rows of full layers that attention reads: all positions before the step, and for T = 1 its own,
+    /// lie below it.
+    pub(crate) read: usize,
+}
+
+/// Which rows a step reads and writes in the layers of one type.
+pub(crate) struct RingRows {
+    slots: Option<Tensor>, // [B]
+    slot: Tensor,          // [B, 1]
+    read: i64,
+    write: Write,
+}
+
+enum Write {
+    /// Into these rows `[B, T]`, before attention reads.
+    First(Tensor),
+    /// Into these rows `[B, T]`, after attention has read.
+    After(Tensor),
+    /// After attention has read: each row takes new token `token` `[B, 1, rows, 1]` where `hit` is true.
+    Newest { token: Tensor, hit: Tensor },
 }
 
 impl Ring {
-    /// Room for `slots` sequences of `context` positions, written at most `chunk` at a time.
+    /// Room for `slots` sequences of `context` positions, and `spare` more rows in full layers: at least
+    /// the most tokens that one launch adds.
     pub(crate) fn new(
         config: &Config,
         slots: usize,
-        (context, chunk): (usize, usize),
+        (context, spare): (usize, usize),
         like: &Tensor,
     ) -> Result<Self> {
-        let rows = [config.sliding_window - 1 + chunk, context + chunk];
+        let rows = [config.sliding_window, context + spare];
         Ok(Self {
             buffers: Buffers::new(config, slots, rows, like)?,
             window: config.sliding_window,
@@ -68,44 +91,138 @@ impl Ring {
     }
 
     fn type_plan(&self, layer_type: LayerType, step: &RingStep<'_>) -> Result<TypePlan> {
-        let rows = self.rows[layer_type.index()] as i64;
-        let (_, count) = step.slots;
-        let index = [
-            Tensor::arange(0, count, &self.like)?.unsqueeze(1)?, // [B, 1]
-            step.positions.remainder_scalar(rows)?,              // [B, T]
-        ];
-        let row = Tensor::arange(0, rows, &self.like)?; // [rows]
-        let query = step.positions.unsqueeze(2)?; // [B, T, 1]
-        // The newest position ≤ `last` that belongs in each row; negative while a row is empty.
-        let age = step.last.sub(&row)?.remainder_scalar(rows)?; // [B, rows]
-        let held = step.last.sub(&age)?.unsqueeze(1)?; // [B, 1, rows]
-        let mut mask = held.le(&query)?.logical_and(&held.ge_scalar(0)?)?;
-        if layer_type == LayerType::Sliding {
-            let oldest = query.add_scalar(-(self.window as f64))?;
-            mask = mask.logical_and(&held.gt(&oldest)?)?;
+        let sizes = step.positions.sizes()?;
+        let (batch, tokens) = (sizes[0], sizes[1]);
+        let rows = self.rows[layer_type.index()];
+        let all_rows = rows as i64;
+        let sliding = layer_type == LayerType::Sliding;
+        let read = if sliding { all_rows } else { rows.min(step.read) as i64 };
+        let (mask, write) = if tokens == 1 {
+            let row = if sliding {
+                step.positions.remainder_scalar(all_rows)?
+            } else {
+                step.positions.alias()?
+            };
+            (self.mask_of_rows(read, sliding, step.positions)?, Write::First(row))
+        } else {
+            let mask = self.mask_of_several(read, sliding, step)?;
+            let write = if sliding {
+                self.newest(all_rows, step)?
+            } else {
+                Write::After(step.positions.alias()?)
+            };
+            (mask, write)
+        };
+        let slot = match step.slots {
+            Some(slots) => slots.alias()?,
+            None => Tensor::arange(0, batch, &self.like)?,
+        };
+        let slots = step.slots.map(Tensor::alias).transpose()?;
+        let rows = RingRows { slots, slot: slot.unsqueeze(1)?, read, write };
+        Ok(TypePlan { attend: Attend::Written, mask: Some(mask), rows: Rows::Ring(Rc::new(rows)) })
+    }
+
+    /// For one new token a slot at `positions` `[B, 1]`, already written: `[B, 1, 1, read]`.
+    fn mask_of_rows(&self, read: i64, sliding: bool, positions: &Tensor) -> Result<Tensor> {
+        let row = Tensor::arange(0, read, &self.like)?; // [read]
+        let mut mask = row.le(positions)?; // [B, read]
+        if sliding {
+            // Once a window is full every row holds one of its positions.
+            mask = mask.logical_or(&positions.ge_scalar(read)?)?;
         }
-        Ok(TypePlan {
-            attend: Attend::Written,
-            mask: Some(mask.unsqueeze(1)?), // [B, 1, T, rows]
-            rows: Rows::Ring { slots: step.slots, index: Rc::new(index) },
-        })
+        mask.unsqueeze(1)?.unsqueeze(1)
+    }
+
+    /// For T new tokens beside `read` old rows: `[B, 1, T, read + T]`.
+    fn mask_of_several(&self, read: i64, sliding: bool, step: &RingStep<'_>) -> Result<Tensor> {
+        let sizes = step.positions.sizes()?;
+        let query = step.positions.unsqueeze(2)?; // [B, T, 1]
+        let key = step.positions.unsqueeze(1)?; // [B, 1, T]
+        let mut new = key.le(&query)?; // [B, T, T]
+        let row = Tensor::arange(0, read, &self.like)?; // [read]
+        let before = step.positions.narrow(1, 0, 1)?.add_scalar_i64(-1)?; // [B, 1]
+        let old = if sliding {
+            // The newest position before the step that belongs in each row; negative while it is empty.
+            let age = before.sub(&row)?.remainder_scalar(read)?; // [B, read]
+            let held = before.sub(&age)?.unsqueeze(1)?; // [B, 1, read]
+            let oldest = query.add_scalar_i64(-(self.window as i64))?;
+            new = new.logical_and(&key.gt(&oldest)?)?;
+            held.ge_scalar(0)?.logical_and(&held.gt(&oldest)?)? // [B, T, read]
+        } else {
+            row.le(&before)?.unsqueeze(1)?.expand(&[sizes[0], sizes[1], read])?
+        };
+        let mask = if read == 0 { new } else { Tensor::cat(&[&old, &new], 2)? };
+        mask.unsqueeze(1)
+    }
+
+    /// Which new token each of a sliding layer's rows takes.
+    fn newest(&self, rows: i64, step: &RingStep<'_>) -> Result<Write> {
+        let row = Tensor::arange(0, rows, &self.like)?;
+        let age = step.last.sub(&row)?.remainder_scalar(rows)?; // [B, rows]
+        let first = step.positions.narrow(1, 0, 1)?;
+        let token = step.last.sub(&age)?.sub(&first)?; // [B, rows]; negative: the row keeps what it has
+        let hit = token.ge_scalar(0)?;
+        let token = token.clamp_min(0.0)?;
+        let shape = |x: &Tensor| x.unsqueeze(1)?.unsqueeze(3);
+        Ok(Write::Newest { token: shape(&token)?, hit: shape(&hit)? })
     }
 
     /// See [`super::Cache::update`].
     pub(super) fn update(
-        &self,
+        &mut self,
         layer_idx: usize,
         (k, v): (&Tensor, &Tensor),
-        (first, count): (i64, i64),
-        [slot, row]: &[Tensor; 2],
+        rows: &RingRows,
     ) -> Result<(Tensor, Tensor)> {
         let (keys, values) = self.buffers.of(layer_idx)?;
-        let one = |buffer: &Tensor, new: &Tensor| {
-            let buffer = buffer.narrow(0, first, count)?;
+        let (keys, seen_keys) = rows.apply(keys, k)?;
+        let (values, seen_values) = rows.apply(values, v)?;
+        self.buffers.layers[layer_idx] = Some((keys, values));
+        Ok((seen_keys, seen_values))
+    }
+}
+
+impl RingRows {
+    /// One buffer after the step, and what the step's queries see of it.
+    fn apply(&self, buffer: &Tensor, new: &Tensor) -> Result<(Tensor, Tensor)> {
+        let put = |row: &Tensor| {
             // All heads of a token at once: [B, T, kv_heads, head_dim].
-            buffer.transpose(1, 2)?.index_put_(&[slot, row], &new.transpose(1, 2)?)?;
-            Ok(buffer)
+            buffer
+                .transpose(1, 2)?
+                .index_put(&[&self.slot, row], &new.transpose(1, 2)?)?
+                .transpose(1, 2)
         };
-        Ok((one(keys, k)?, one(values, v)?))
+        match &self.write {
+            Write::First(row) => {
+                let written = put(row)?;
+                let seen = self.of_slots(&written)?.narrow(2, 0, self.read)?;
+                Ok((written, seen))
+            }
+            Write::After(row) => Ok((put(row)?, self.beside(&self.of_slots(buffer)?, new)?)),
+            Write::Newest { token, hit } => {
+                let old = self.of_slots(buffer)?;
+                let seen = self.beside(&old, new)?;
+                let merged = hit.where_(&new.take_along_dim(token, 2)?, &old)?;
+                let written = match &self.slots {
+                    Some(slots) => buffer.index_copy(0, slots, &merged)?,
+                    None => merged,
+                };
+                Ok((written, seen))
+            }
+        }
+    }
+
+    fn of_slots(&self, buffer: &Tensor) -> Result<Tensor> {
+        match &self.slots {
+            Some(slots) => buffer.index_select(0, slots),
+            None => buffer.alias(),
+        }
+    }
+
+    fn beside(&self, old: &Tensor, new: &Tensor) -> Result<Tensor> {
+        if self.read == 0 {
+            return new.alias();
+        }
+        Tensor::cat(&[&old.narrow(2, 0, self.read)?, new], 2)
     }
 }

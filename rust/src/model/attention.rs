@@ -2,7 +2,7 @@
 //!
 //! Scores are not scaled: the weights of `q_norm` and `k_norm` carry the temperature.
 
-use super::{norm::RmsNorm, rope::Rotation};
+use super::{linear::Linear, norm::RmsNorm, rope::Rotation};
 use crate::{
     aten::{DType, Tensor},
     cache::{Attend, Cache, TypePlan},
@@ -24,17 +24,17 @@ pub(crate) struct Attention {
     heads: i64,
     kv_heads: i64,
     head_dim: usize,
-    q_proj: Tensor, // [heads · head_dim, hidden]
+    q_proj: Linear, // [heads · head_dim, hidden]
     q_norm: RmsNorm,
     own: Option<OwnKeyValues>,
     producer: usize,
-    o_proj: Tensor, // [hidden, heads · head_dim]
+    o_proj: Linear, // [hidden, heads · head_dim]
 }
 
 struct OwnKeyValues {
-    k_proj: Tensor, // [kv_heads · head_dim, hidden]
+    k_proj: Linear, // [kv_heads · head_dim, hidden]
     /// `None` where V is the raw K projection (`attention_k_eq_v`).
-    v_proj: Option<Tensor>,
+    v_proj: Option<Linear>,
     k_norm: RmsNorm,
     v_norm: RmsNorm,
 }
@@ -54,31 +54,49 @@ impl Attention {
         let (hidden, dim, eps) = (config.hidden_size, plan.head_dim, config.rms_norm_eps);
         let q_width = config.num_attention_heads * dim;
         let kv_width = plan.num_key_value_heads * dim;
-        let mut take =
-            |name: &str, shape: &[usize]| weights.take(&format!("{prefix}{name}.weight"), shape);
-        let own = match plan.key_values {
-            KeyValues::Shared { .. } => None,
-            KeyValues::Own { k_eq_v } => Some(OwnKeyValues {
-                k_proj: take("k_proj", &[kv_width, hidden])?,
-                v_proj: if k_eq_v { None } else { Some(take("v_proj", &[kv_width, hidden])?) },
-                k_norm: RmsNorm::new(&take("k_norm", &[dim])?, eps)?,
-                v_norm: RmsNorm::without_weight(eps),
+        let name = |name: &str| format!("{prefix}{name}.weight");
+        let arithmetic = weights.arithmetic();
+        let mut norm = |norm: &str| RmsNorm::load(weights, &name(norm), dim, eps);
+        let q_norm = norm("q_norm")?;
+        let owns = matches!(plan.key_values, KeyValues::Own { .. });
+        let k_norm = if owns { Some(norm("k_norm")?) } else { None };
+        let mut take = |linear: &str, shape| Linear::load(weights, &name(linear), shape);
+        let own = match (plan.key_values, k_norm) {
+            (KeyValues::Own { k_eq_v }, Some(k_norm)) => Some(OwnKeyValues {
+                k_proj: take("k_proj", [kv_width, hidden])?,
+                v_proj: if k_eq_v { None } else { Some(take("v_proj", [kv_width, hidden])?) },
+                k_norm,
+                v_norm: RmsNorm::without_weight(arithmetic, eps),
             }),
+            _ => None,
         };
         Ok(Self {
             layer_idx,
             heads: config.num_attention_heads as i64,
             kv_heads: plan.num_key_value_heads as i64,
             head_dim: dim,
-            q_proj: take("q_proj", &[q_width, hidden])?,
-            q_norm: RmsNorm::new(&take("q_norm", &[dim])?, eps)?,
+            q_proj: take("q_proj", [q_width, hidden])?,
+            q_norm,
             own,
             producer: match plan.key_values {
                 KeyValues::Own { .. } => layer_idx,
                 KeyValues::Shared { producer } => producer,
             },
-            o_proj: take("o_proj", &[hidden, q_width])?,
+            o_proj: take("o_proj", [hidden, q_width])?,
         })
+    }
+
+    pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        self.q_proj.tensors_mut(all);
+        self.q_norm.tensors_mut(all);
+        if let Some(own) = &mut self.own {
+            own.k_proj.tensors_mut(all);
+            if let Some(v_proj) = &mut own.v_proj {
+                v_proj.tensors_mut(all);
+            }
+            own.k_norm.tensors_mut(all);
+        }
+        self.o_proj.tensors_mut(all);
     }
 
     /// `x` `[B, T, hidden]` → `[B, T, hidden]`; writes this layer's keys and values to `cache`.
@@ -87,20 +105,20 @@ impl Attention {
         x: &Tensor,
         rotation: &Rotation,
         plan: &TypePlan,
-        cache: &Cache,
+        cache: &mut Cache,
         produced: &mut Produced,
     ) -> Result<Tensor> {
         let sizes = x.sizes()?;
         let (batch, tokens) = (sizes[0], sizes[1]);
         let dim = self.head_dim as i64;
-        let q = x.linear(&self.q_proj)?.reshape(&[batch, tokens, self.heads, dim])?;
+        let q = self.q_proj.forward(x)?.reshape(&[batch, tokens, self.heads, dim])?;
         let q = rotation.rotate(&self.q_norm.forward(&q)?, self.head_dim)?.transpose(1, 2)?;
 
         if let Some(own) = &self.own {
             let shape = [batch, tokens, self.kv_heads, dim];
-            let k_raw = x.linear(&own.k_proj)?.reshape(&shape)?;
+            let k_raw = own.k_proj.forward(x)?.reshape(&shape)?;
             let v_raw = match &own.v_proj {
-                Some(v_proj) => x.linear(v_proj)?.reshape(&shape)?,
+                Some(v_proj) => v_proj.forward(x)?.reshape(&shape)?,
                 None => k_raw.alias()?,
             };
             let k = rotation.rotate(&own.k_norm.forward(&k_raw)?, self.head_dim)?;
@@ -118,10 +136,10 @@ impl Attention {
             Attend::Fused => self.attend_fused(&q, k, v, plan.mask.as_ref())?,
             Attend::Written => self.attend_written(&q, k, v, plan.mask.as_ref())?,
         };
-        attended // [B, heads, T, head_dim]
+        let attended = attended // [B, heads, T, head_dim]
             .transpose(1, 2)?
-            .reshape(&[batch, tokens, self.heads * dim])?
-            .linear(&self.o_proj)
+            .reshape(&[batch, tokens, self.heads * dim])?;
+        self.o_proj.forward(&attended)
     }
 
     /// ATen's fused attention, called as transformers 5.24 calls it: which of the calls is made decides

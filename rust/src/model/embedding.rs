@@ -1,7 +1,13 @@
 //! Token embeddings and the per-layer inputs made of them (gemma4.md 2.2, 2.3).
 
+use super::linear::Linear;
 use super::norm::RmsNorm;
-use crate::{aten::Tensor, config::Config, error::Result, weights::Weights};
+use crate::{
+    aten::{DType, Tensor},
+    config::Config,
+    error::Result,
+    weights::Weights,
+};
 
 /// `embed_tokens`, scaled by sqrt(`hidden_size`).
 pub(crate) struct Embedding {
@@ -16,6 +22,10 @@ impl Embedding {
         Ok(Self { weight, scale: scale(config.hidden_size, like)? })
     }
 
+    pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        all.extend([&mut self.weight, &mut self.scale]);
+    }
+
     /// `token_ids` `[B, T]` → `[B, T, hidden]`.
     pub(crate) fn forward(&self, token_ids: &Tensor) -> Result<Tensor> {
         self.weight.embedding(token_ids)?.mul(&self.scale)
@@ -26,7 +36,7 @@ impl Embedding {
 pub(crate) struct PerLayerInput {
     embed_tokens_per_layer: Tensor, // [vocab, layers · P]; layer i owns columns i·P … i·P + P - 1
     scale: Tensor,
-    per_layer_model_projection: Tensor, // [layers · P, hidden]
+    per_layer_model_projection: Linear, // [layers · P, hidden]
     per_layer_projection_norm: RmsNorm, // over P
     projection_scale: f64,
     layers: i64,
@@ -45,20 +55,30 @@ impl PerLayerInput {
             return Ok(None);
         }
         let all = config.layers.len() * width;
-        let norm = weights.take("model.per_layer_projection_norm.weight", &[width])?;
+        let norm = "model.per_layer_projection_norm.weight";
+        let per_layer_projection_norm = RmsNorm::load(weights, norm, width, config.rms_norm_eps)?;
         Ok(Some(Self {
             embed_tokens_per_layer: weights.take(
                 "model.embed_tokens_per_layer.weight",
                 &[config.vocab_size_per_layer_input, all],
             )?,
             scale: scale(width, like)?,
-            per_layer_model_projection: weights
-                .take("model.per_layer_model_projection.weight", &[all, config.hidden_size])?,
-            per_layer_projection_norm: RmsNorm::new(&norm, config.rms_norm_eps)?,
+            per_layer_model_projection: Linear::load(
+                weights,
+                "model.per_layer_model_projection.weight",
+                [all, config.hidden_size],
+            )?,
+            per_layer_projection_norm,
             projection_scale: (config.hidden_size as f64).powf(-0.5),
             layers: config.layers.len() as i64,
             width: width as i64,
         }))
+    }
+
+    pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        all.extend([&mut self.embed_tokens_per_layer, &mut self.scale]);
+        self.per_layer_model_projection.tensors_mut(all);
+        self.per_layer_projection_norm.tensors_mut(all);
     }
 
     /// `token_ids` `[B, T]` and their embeddings → `[B, T, layers, P]`.
@@ -68,8 +88,9 @@ impl PerLayerInput {
         let own = self.embed_tokens_per_layer.embedding(token_ids)?.mul(&self.scale)?;
         let own = own.reshape(&shape)?;
         // These factors are plain numbers in transformers: they multiply in float32, unrounded.
-        let context = embedded
-            .linear(&self.per_layer_model_projection)?
+        let context = self
+            .per_layer_model_projection
+            .forward(embedded)?
             .mul_scalar(self.projection_scale)?
             .reshape(&shape)?;
         let context = self.per_layer_projection_norm.forward(&context)?;
@@ -79,5 +100,5 @@ impl PerLayerInput {
 
 /// sqrt(width) in the model's element type: 39.25 for E2B's 1536 in bfloat16.
 fn scale(width: usize, like: &Tensor) -> Result<Tensor> {
-    Tensor::from_f32(&[(width as f64).sqrt() as f32], &[], like)?.type_as(like)
+    Tensor::scalar((width as f64).sqrt(), DType::F32, like)?.type_as(like)
 }

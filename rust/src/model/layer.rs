@@ -2,6 +2,7 @@
 
 use super::{
     attention::{Attention, Produced},
+    linear::Linear,
     mlp::Mlp,
     norm::RmsNorm,
     rope::Rotation,
@@ -28,8 +29,8 @@ pub(crate) struct DecoderLayer {
 
 /// The layer's use of its per-layer input.
 struct PerLayerGate {
-    per_layer_input_gate: Tensor, // [P, hidden]
-    per_layer_projection: Tensor, // [hidden, P]
+    per_layer_input_gate: Linear, // [P, hidden]
+    per_layer_projection: Linear, // [hidden, P]
     post_per_layer_input_norm: RmsNorm,
 }
 
@@ -38,8 +39,7 @@ impl DecoderLayer {
         let prefix = format!("model.layers.{layer_idx}.");
         let hidden = config.hidden_size;
         let mut norm = |name: &str| {
-            let weight = weights.take(&format!("{prefix}{name}.weight"), &[hidden])?;
-            RmsNorm::new(&weight, config.rms_norm_eps)
+            RmsNorm::load(weights, &format!("{prefix}{name}.weight"), hidden, config.rms_norm_eps)
         };
         let input_layernorm = norm("input_layernorm")?;
         let post_attention_layernorm = norm("post_attention_layernorm")?;
@@ -51,7 +51,7 @@ impl DecoderLayer {
         } else {
             let post_per_layer_input_norm = norm("post_per_layer_input_norm")?;
             let mut take = |name: &str, shape: [usize; 2]| {
-                weights.take(&format!("{prefix}{name}.weight"), &shape)
+                Linear::load(weights, &format!("{prefix}{name}.weight"), shape)
             };
             Some(PerLayerGate {
                 per_layer_input_gate: take("per_layer_input_gate", [width, hidden])?,
@@ -79,7 +79,7 @@ impl DecoderLayer {
         per_layer_input: Option<&Tensor>,
         rotation: &Rotation,
         plan: &TypePlan,
-        (cache, produced): (&Cache, &mut Produced),
+        (cache, produced): (&mut Cache, &mut Produced),
     ) -> Result<Tensor> {
         let x = self.input_layernorm.forward(h)?;
         let x = self.self_attn.forward(&x, rotation, plan, cache, produced)?;
@@ -89,10 +89,25 @@ impl DecoderLayer {
         h = h.add(&self.post_feedforward_layernorm.forward(&x)?)?;
 
         if let (Some(gate), Some(input)) = (&self.per_layer, per_layer_input) {
-            let x = h.linear(&gate.per_layer_input_gate)?.gelu_tanh()?.mul(input)?;
-            let x = x.linear(&gate.per_layer_projection)?;
+            let x = gate.per_layer_input_gate.forward(&h)?.gelu_tanh()?.mul(input)?;
+            let x = gate.per_layer_projection.forward(&x)?;
             h = h.add(&gate.post_per_layer_input_norm.forward(&x)?)?;
         }
         h.mul(&self.layer_scalar)
+    }
+
+    pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        self.input_layernorm.tensors_mut(all);
+        self.self_attn.tensors_mut(all);
+        self.post_attention_layernorm.tensors_mut(all);
+        self.pre_feedforward_layernorm.tensors_mut(all);
+        self.mlp.tensors_mut(all);
+        self.post_feedforward_layernorm.tensors_mut(all);
+        if let Some(gate) = &mut self.per_layer {
+            gate.per_layer_input_gate.tensors_mut(all);
+            gate.per_layer_projection.tensors_mut(all);
+            gate.post_per_layer_input_norm.tensors_mut(all);
+        }
+        all.push(&mut self.layer_scalar);
     }
 }

@@ -6,12 +6,14 @@
 mod attention;
 mod embedding;
 mod layer;
+mod linear;
 mod mlp;
 mod norm;
 mod rope;
 
 use embedding::{Embedding, PerLayerInput};
 use layer::DecoderLayer;
+use linear::Linear;
 use norm::RmsNorm;
 use rope::RotaryEmbedding;
 
@@ -20,7 +22,7 @@ use crate::{
     cache::{Cache, Keep, StepPlan},
     config::{Config, LayerType},
     error::{Error, Result},
-    weights::Weights,
+    weights::{Arithmetic, Weights},
 };
 
 /// The weights of a Gemma 4 text model, and nothing else.
@@ -33,7 +35,7 @@ pub(crate) struct Gemma4 {
     rope: [Option<RotaryEmbedding>; 2],
     norm: RmsNorm,
     /// A head of its own, or `None`: the embedding is used.
-    lm_head: Option<Tensor>, // [vocab, hidden]
+    lm_head: Option<Linear>, // [vocab, hidden]
     final_logit_softcapping: Option<f64>,
     dtype: DType,
 }
@@ -58,9 +60,14 @@ impl Gemma4 {
             layers.push(DecoderLayer::load(layer_idx, config, weights)?);
             on_layer(layer_idx + 1, count)?;
         }
-        let norm = weights.take("model.norm.weight", &[config.hidden_size])?;
+        let norm =
+            RmsNorm::load(weights, "model.norm.weight", config.hidden_size, config.rms_norm_eps)?;
+        let head_shape = [config.vocab_size, config.hidden_size];
         let lm_head = if weights.has("lm_head.weight") {
-            Some(weights.take("lm_head.weight", &[config.vocab_size, config.hidden_size])?)
+            Some(Linear::load(weights, "lm_head.weight", head_shape)?)
+        } else if weights.arithmetic() == Arithmetic::Compiled {
+            // A second form of the table: one to look rows up in, one to multiply with.
+            Some(Linear::load(weights, "model.embed_tokens.weight", head_shape)?)
         } else {
             None
         };
@@ -82,7 +89,7 @@ impl Gemma4 {
             layer_types: config.layers.iter().map(|layer| layer.layer_type).collect(),
             first_shared_layer,
             rope: [rope_of(LayerType::Sliding)?, rope_of(LayerType::Full)?],
-            norm: RmsNorm::new(&norm, config.rms_norm_eps)?,
+            norm,
             lm_head,
             final_logit_softcapping: config.final_logit_softcapping,
             dtype: like.dtype()?,
@@ -102,7 +109,7 @@ impl Gemma4 {
         (token_ids, positions): (&Tensor, &Tensor),
         plan: &StepPlan,
         keep: &Keep,
-        cache: &Cache,
+        cache: &mut Cache,
     ) -> Result<Tensor> {
         let mut h = self.embed_tokens.forward(token_ids)?;
         let mut per_layer = match &self.per_layer_input {
@@ -138,7 +145,7 @@ impl Gemma4 {
                 Some(all) => Some(all.select(2, layer_idx as i64)?),
                 None => None,
             };
-            h = layer.forward(&h, input.as_ref(), rotation, plan, (cache, &mut produced))?;
+            h = layer.forward(&h, input.as_ref(), rotation, plan, (&mut *cache, &mut produced))?;
         }
         if sliced_plan.is_none() && tokens > 1 {
             h = keep.of(&h, 1)?;
@@ -146,10 +153,33 @@ impl Gemma4 {
         self.head(&h)
     }
 
+    /// Every tensor of the model, in a fixed order: a step is captured with others in their places.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
+        let mut all = Vec::new();
+        self.embed_tokens.tensors_mut(&mut all);
+        if let Some(input) = &mut self.per_layer_input {
+            input.tensors_mut(&mut all);
+        }
+        for layer in &mut self.layers {
+            layer.tensors_mut(&mut all);
+        }
+        for rope in self.rope.iter_mut().flatten() {
+            rope.tensors_mut(&mut all);
+        }
+        self.norm.tensors_mut(&mut all);
+        if let Some(lm_head) = &mut self.lm_head {
+            lm_head.tensors_mut(&mut all);
+        }
+        all
+    }
+
     /// Final norm, head and soft cap (gemma4.md 2.8): `[B, T, hidden]` → `[B, T, vocab]`.
     fn head(&self, h: &Tensor) -> Result<Tensor> {
-        let weight = self.lm_head.as_ref().unwrap_or(&self.embed_tokens.weight);
-        let logits = self.norm.forward(h)?.linear(weight)?;
+        let h = self.norm.forward(h)?;
+        let logits = match &self.lm_head {
+            Some(lm_head) => lm_head.forward(&h)?,
+            None => h.linear(&self.embed_tokens.weight)?,
+        };
         match self.final_logit_softcapping {
             // In the model's element type: its rounding makes ties that decide greedy choices.
             Some(cap) => logits.div_scalar(cap)?.tanh()?.mul_scalar(cap),

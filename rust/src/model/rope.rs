@@ -22,9 +22,11 @@ impl RotaryEmbedding {
     /// The exponent's denominator is the whole head, also where only part of it turns.
     pub(crate) fn new(rope: &Rope, head_dim: usize, like: &Tensor) -> Result<Self> {
         let (half, rotated) = (head_dim / 2, rope.rotated);
-        let even: Vec<f32> = (0..rotated).map(|j| (2 * j) as f32).collect();
-        // ATen's own float32 power: a power computed in Rust can differ in the last bit.
-        let mut inv_freq = Tensor::from_f32(&even, &[rotated as i64], like)?
+        // Made by ATen, like everything a step needs: it can be a fake tensor then, and a power computed in
+        // Rust can differ in the last bit.
+        let mut inv_freq = Tensor::arange(0, rotated as i64, like)?
+            .to_dtype(DType::F32)?
+            .mul_scalar(2.0)?
             .div_scalar(head_dim as f64)?
             .scalar_pow(rope.rope_theta)?
             .reciprocal()?;
@@ -33,6 +35,10 @@ impl RotaryEmbedding {
             inv_freq = Tensor::cat(&[&inv_freq, &still], 0)?;
         }
         Ok(Self { inv_freq: inv_freq.div_scalar(rope.factor)? })
+    }
+
+    pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        all.push(&mut self.inv_freq);
     }
 
     /// The tables for `positions` `[B, T]`, in `dtype`.

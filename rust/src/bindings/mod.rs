@@ -4,17 +4,22 @@
 //! takes it back only for a callback. `rust/PYO3.md` has a row for each crossing.
 #![expect(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 
+mod programs;
+
 use std::{path::PathBuf, time::Duration};
+
+use programs::{Step, bind_programs, compile_options};
 
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyOverflowError, PyRuntimeError, PyValueError},
     prelude::*,
-    types::{PyDict, PyList},
+    types::{PyDict, PyList, PyMapping},
 };
 
 use crate::{
     aten::{self, DType, InferenceMode, Tensor},
+    compiled::Programs,
     engine::{self, Finish, Options, Request},
     error::{Error, Result},
 };
@@ -123,6 +128,8 @@ impl Decoded {
 struct Engine {
     engine: engine::Engine,
     checkpoint: Vec<PathBuf>,
+    /// The Python side of compiled programs.
+    programs: Option<Py<PyAny>>,
 }
 
 #[pymethods]
@@ -130,8 +137,8 @@ impl Engine {
     #[new]
     #[pyo3(
         signature = (checkpoint, like, context = Number(Some(8192)), *, dtype = None,
-            prefill_chunk = None, on_load = None),
-        text_signature = "(checkpoint, like, context=8192, *, dtype=None, prefill_chunk=None, on_load=None)"
+            prefill_chunk = None, programs = None, on_load = None),
+        text_signature = "(checkpoint, like, context=8192, *, dtype=None, prefill_chunk=None, programs=None, on_load=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     fn new(
@@ -141,6 +148,7 @@ impl Engine {
         context: Number,
         dtype: Option<&str>,
         prefill_chunk: Option<Number>,
+        programs: Option<Py<PyAny>>,
         on_load: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let checkpoint = folders(checkpoint)?;
@@ -160,10 +168,27 @@ impl Engine {
                 Error::Input("the load was ended by on_load".into())
             })
         };
-        let loaded = py.detach(move || engine::Engine::load(&options, &mut report));
+        let compile =
+            programs.as_ref().map(|programs| compile_options(py, programs)).transpose()?;
+        let context = options.context;
+        let bound = programs.as_ref().map(|programs| programs.clone_ref(py));
+        let mut bind = |parameters: Vec<Tensor>, state: Vec<Tensor>| {
+            let programs = bound.as_ref().map(|programs| {
+                Python::attach(|py| bind_programs(py, programs, context, parameters, state))
+            });
+            match programs {
+                Some(bound) => bound.map(|bound| Box::new(bound) as Box<dyn Programs>),
+                None => Err(Error::Internal("programs without options".into())),
+            }
+        };
+        let (bind, report) = (&mut bind, &mut report);
+        let loaded = py.detach(move || {
+            let compile = compile.map(|compile| (compile, bind as &mut engine::Bind<'_>));
+            engine::Engine::load(&options, compile, report)
+        });
         match (loaded, failed) {
             (_, Some(error)) => Err(error),
-            (Ok(engine), None) => Ok(Self { engine, checkpoint }),
+            (Ok(engine), None) => Ok(Self { engine, checkpoint, programs }),
             (Err(error), None) => Err(python_error(error)),
         }
     }
@@ -250,7 +275,8 @@ impl Engine {
         all.set_item("layout", layout)?;
         all.set_item("device", &info.device)?;
         all.set_item("dtype", info.dtype.name())?;
-        all.set_item("weight_format", info.dtype.name())?;
+        all.set_item("weight_format", info.weight_format)?;
+        all.set_item("slots", info.slots)?;
         all.set_item("weight_bytes", info.weight_bytes)?;
         all.set_item("cache_bytes", info.cache_bytes)?;
         all.set_item("static_shapes", info.static_shapes)?;
@@ -258,6 +284,14 @@ impl Engine {
         all.set_item("eos_token_ids", &info.eos_token_ids)?;
         all.set_item("load_seconds", info.load.as_secs_f64())?;
         all.set_item("threads", aten::num_threads().map_err(python_error)?)?;
+        if let Some(counts) = self.engine.counts() {
+            all.set_item("launches", counts.launches)?;
+            all.set_item("host_reads", counts.host_reads)?;
+            all.set_item("decoded_tokens", counts.tokens)?;
+        }
+        if let Some(programs) = &self.programs {
+            all.update(programs.call_method0(py, "info")?.bind(py).cast::<PyMapping>()?)?;
+        }
         let names: Vec<_> = self.checkpoint.iter().map(|f| f.display().to_string()).collect();
         all.set_item("checkpoint", names)?;
         Ok(all)
@@ -362,7 +396,9 @@ fn token_ids(name: &str, ids: &[Number]) -> PyResult<Vec<i64>> {
 pub mod _native {
     use super::{Bound, PyDict, PyModule, PyResult};
     #[pymodule_export]
-    use super::{CheckpointError, ContextFullError, Decoded, DeviceError, Engine, matmul_sum};
+    use super::{
+        CheckpointError, ContextFullError, Decoded, DeviceError, Engine, Step, matmul_sum,
+    };
     use pyo3::types::{PyDictMethods, PyModuleMethods};
 
     #[pymodule_init]

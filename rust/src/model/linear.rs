@@ -1,0 +1,53 @@
+//! A projection of the model, in the form its device multiplies fastest.
+
+use crate::{
+    aten::Tensor,
+    error::Result,
+    weights::{Arithmetic, Weights},
+};
+
+/// A matrix without bias.
+pub(crate) struct Linear {
+    /// `[out, in]` as in the checkpoint; for [`Arithmetic::Compiled`] one or more `[in, part of out]`.
+    weights: Vec<Tensor>,
+    /// One factor for each output where the weight is int8, `[out]`.
+    scale: Option<Tensor>,
+    arithmetic: Arithmetic,
+}
+
+impl Linear {
+    /// The tensor `name` of shape `[out, in]`.
+    pub(crate) fn load(weights: &mut Weights, name: &str, shape: [usize; 2]) -> Result<Self> {
+        let arithmetic = weights.arithmetic();
+        let (weights, scale) = weights.take_matrix(name, shape)?;
+        Ok(Self { weights, scale, arithmetic })
+    }
+
+    /// `[…, in]` → `[…, out]`.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if self.arithmetic == Arithmetic::Exact {
+            return x.linear(&self.weights[0]);
+        }
+        let parts: Vec<_> = self
+            .weights
+            .iter()
+            .map(|weight| x.matmul(&weight.to_dtype(x.dtype()?)?))
+            .collect::<Result<_>>()?;
+        let y = match &parts[..] {
+            [one] => one.alias()?,
+            several => Tensor::cat(&several.iter().collect::<Vec<_>>(), -1)?,
+        };
+        let y = match &self.scale {
+            None => y,
+            Some(scale) => y.mul(scale)?,
+        };
+        // Kept apart from the norm that follows: XLA would fold its sum of squares into the product and
+        // read the weights without prefetching them (docs/log.md).
+        y.optimization_barrier()
+    }
+
+    pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
+        all.extend(&mut self.weights);
+        all.extend(&mut self.scale);
+    }
+}
