@@ -9,9 +9,10 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 RUST := rust/Cargo.toml rust/Cargo.lock rust/build.rs $(wildcard rust/shim/* rust/src/*.rs rust/src/*/*.rs)
 CARGO_FLAGS := --manifest-path rust/Cargo.toml --release --locked
 SHELL_SCRIPTS := .ci/run
+C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock check format test test-rust test-python parity parity-e2b bench serve train score ci clean
+.PHONY: help setup build lock check format test test-rust test-python test-tpu parity parity-e2b estimate bench serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,20 +48,20 @@ lock: $(BIN)/uv  ## Renew requirements/lock.txt from pyproject.toml
 check: build  ## Formatters, linters, types, stub: warnings are errors
 	cargo fmt --manifest-path rust/Cargo.toml --check
 	cargo clippy $(CARGO_FLAGS) --features extension-module -- -D warnings
-	$(BIN)/clang-format --dry-run --Werror rust/shim/*.h rust/shim/*.cpp
+	$(BIN)/clang-format --dry-run --Werror $(C_SOURCES)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	MYPYPATH=. $(BIN)/python -m mypy.stubtest torchtpu_rs
+	MYPYPATH=. $(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml torchtpu_rs
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
 
 format: setup  ## Rewrite sources in the project's format
 	cargo fmt --manifest-path rust/Cargo.toml
-	$(BIN)/clang-format -i rust/shim/*.h rust/shim/*.cpp
+	$(BIN)/clang-format -i $(C_SOURCES)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: test-rust test-python  ## Run the tests
+test: test-rust test-python test-tpu  ## Run the tests
 
 # Unit tests of the crate link libtorch without an interpreter.
 test-rust: build
@@ -69,6 +70,13 @@ test-rust: build
 
 test-python: build
 	$(BIN)/python -m pytest -q
+
+test-tpu: build  ## The tests that need TorchTPU, on the simulated TPU
+	$(BIN)/python -m pytest -q tests/tpu
+
+estimate: build  ## What E2B's compiled steps should cost on a TPU v5e, by libtpu's compiler
+	$(BIN)/python -m tpu.estimate --read 1024
+	$(BIN)/python -m tpu.estimate --read 1024 --format int8
 
 parity: build  ## Compare with transformers on the embedded model, token by token
 	$(BIN)/python -m bench.parity models/gemma4-embedded --tokens 64

@@ -16,47 +16,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tpu import E2B
+
 HIDDEN, LAYERS, HEADS, VOCAB, PER_LAYER = 1536, 35, 8, 262144, 256
 FIRST_SHARED = 15
 WEIGHTS_PER_SHARD = 600_000_000
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["Gemma4ForCausalLM"],
-    "model_type": "gemma4_text",
-    "dtype": "bfloat16",
-    "vocab_size": VOCAB,
-    "vocab_size_per_layer_input": VOCAB,
-    "hidden_size": HIDDEN,
-    "hidden_size_per_layer_input": PER_LAYER,
-    "intermediate_size": 6144,
-    "num_hidden_layers": LAYERS,
-    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 1,
-    "num_global_key_value_heads": None,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_kv_shared_layers": LAYERS - FIRST_SHARED,
-    "use_double_wide_mlp": True,
-    "attention_k_eq_v": False,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 512,
-    "max_position_embeddings": 131072,
-    "final_logit_softcapping": 30.0,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "bos_token_id": 2,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "rope_parameters": {
-        "full_attention": {
-            "rope_type": "proportional",
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 1e6,
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    },
-}
+CONFIG: dict[str, Any] = json.loads((E2B / "config.json").read_text())
 
 
 def _matrix(rows: int, columns: int) -> torch.Tensor:

@@ -12,6 +12,8 @@ import pytest
 # Tiny matrices gain nothing from threads, and on a busy machine their barriers cost much. Read by torch when it
 # is imported, here and in every server a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With torch_tpu installed, `import torch` would look for a TPU by itself, for minutes where there is none.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ def test_the_wheel_has_module_stub_crossings_server_and_model(tmp_path: Path) ->
         "torchtpu_rs/PYO3.md",
         "torchtpu_rs/py.typed",
         "server/cli.py",
+        "tpu/simulated/pjrt_forward.c",
         "models/gemma4-embedded/model.safetensors",
         "models/gemma4-embedded/chat_template.jinja",
         "models/gemma4-embedded/tokenizer.json",
