@@ -152,7 +152,7 @@ class Talker:
         """Compares two numbers up to 99."""
         rng = self.rng
         a, b = self.words.numbers(99)
-        if rng.random() < 0.05:
+        if rng.random() < 0.08:
             a = b = self.words.number(99)
         larger = rng.random() < 0.6
         text = self._sum(LARGER if larger else SMALLER, "larger" if larger else "smaller", a, b)
@@ -322,7 +322,7 @@ class Talker:
         draw = self.rng.choices(
             [self.greeting, self.topic, self.talk, self.add, self.compare, self.count, self.echo, self.tell, self.recall,
              self.unknown, self.no_tool],
-            [3, 20, 6, 0 if "add" in offered else 12, 7, 3, 14, 6, 6, 7, 12 if offered else 4],
+            [3, 20, 6, 0 if "add" in offered else 12, 7, 3, 14, 6, 6, 7, 40 if offered else 4],
         )[0]  # fmt: skip
         if draw == self.unknown and offered & {"multiply", "lookup", "search"}:
             return self.topic()

@@ -22,7 +22,7 @@ DRILLED = Mix(
     needed=0.6,
 )
 LAST = Mix(
-    {"plain": 12, "tools": 36, "memory": 16, "drill": 8, "sums": 10, "facts": 10, "copies": 8},
+    {"plain": 9, "tools": 38, "memory": 18, "drill": 8, "sums": 9, "facts": 8, "copies": 10},
     thinking=0.12,
     needed=0.5,
     longest=2,

@@ -82,7 +82,7 @@ BARE = (
 )  # fmt: skip
 LARGER = (
     "Which is larger, {a} or {b}?", "Is {a} or {b} bigger?", "Which number is greater: {a} or {b}?", "Tell me the larger of {a} and {b}.",
-    "What is bigger, {a} or {b}?", "Which is more, {a} or {b}?", "Which one is larger: {a} or {b}?", "Compare {a} and {b}.", "Is {a} larger than {b}?",
+    "What is bigger, {a} or {b}?", "Which is more, {a} or {b}?", "Which one is larger: {a} or {b}?", "Compare {a} and {b}.", "Compare the numbers {a} and {b}.", "Compare {a} with {b}.", "Is {a} larger than {b}?",
     "Which is the bigger number, {a} or {b}?", "Is {a} bigger or {b}?", "{a} or {b}, which is larger?", "Which of {a} and {b} is greater?",
     "What is the maximum of {a} and {b}?", "Pick the larger number: {a}, {b}.", "Which is higher, {a} or {b}?", "{a} or {b}: which is bigger?",
     "Is {a} more than {b}?", "Name the larger of {a} and {b}.", "Find the larger number of {a} and {b}.",

@@ -269,7 +269,8 @@ def result(words: Words, kind: Kind) -> tuple[str | dict[str, Any], str]:
         if rng.random() < 0.3:
             chosen[-1] = words.made(1, 2)
         record = {key: _scalar(words) for key in chosen}
-        if rng.random() < 0.2:
+        # A mapping of nothing but `value` would read like a plain text result, whose answer names no key.
+        if rng.random() < 0.2 and set(record) != {"value"}:
             record = dict(sorted(record.items()))
             return record, ", ".join(f"{k} {v}" for k, v in record.items())
         return json.dumps(record, ensure_ascii=False), ", ".join(

@@ -237,6 +237,8 @@ class Words:
             return self.rng.choice(TWO_WORD_PLACES)
         made = self.made(2, 3)
         if roll < 0.45:
+            return f"{made} {self.made(1, 2)}".title()
+        if roll < 0.5:
             return f"{self.rng.choice(['New', 'San', 'Port', 'Saint', 'North'])} {made.title()}"
         return made if roll < 0.6 else made.title()
 
