@@ -82,9 +82,32 @@ def serve(
         ),
     ] = None,
     read_every: Annotated[
-        int,
+        int | None,
         typer.Option(envvar="TORCHTPU_READ_EVERY", help="Tokens between two reads by the host."),
-    ] = 1,
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(envvar="TORCHTPU_MODE", help="Steps on tpu: compiled, fused or eager."),
+    ] = None,
+    simulate_tpu: Annotated[
+        bool,
+        typer.Option(envvar="TORCHTPU_SIMULATE_TPU", help="Run TorchTPU on this CPU, as tpu."),
+    ] = False,
+    weight_format: Annotated[
+        str | None,
+        typer.Option(envvar="TORCHTPU_WEIGHT_FORMAT", help="int8, on tpu. Default: as stored."),
+    ] = None,
+    slots: Annotated[
+        int, typer.Option(envvar="TORCHTPU_SLOTS", help="Rows of a compiled decode step.")
+    ] = 8,
+    compile_cache: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TORCHTPU_COMPILE_CACHE",
+            help="Folder that keeps compiled programs; empty keeps none.",
+            show_default=False,
+        ),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -139,6 +162,11 @@ def serve(
                 "threads": threads,
                 "read_every": read_every,
                 "prefill_chunk": prefill_chunk,
+                "mode": mode,
+                "simulate_tpu": simulate_tpu,
+                "weight_format": weight_format,
+                "slots": slots,
+                "compile_cache": compile_cache,
                 "max_queue": max_queue,
                 "api_key": api_key or None,
                 "cors_origin": tuple(cors_origin or ()),
@@ -150,8 +178,9 @@ def serve(
         )
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        flag = "--" + str(problem["loc"][0]).replace("_", "-")
-        _fail(f"{flag}: {problem['msg']}")
+        message = problem["msg"].removeprefix("Value error, ")
+        where = problem["loc"]
+        _fail(f"--{str(where[0]).replace('_', '-')}: {message}" if where else message)
     console = Console(stderr=True)
     _set_up_logging(settings.log_level, console)
     try:

@@ -6,8 +6,8 @@ the engine must be built on the thread that will own it. Knows token ids, never 
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
+import os
 import platform
 import threading
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from server.settings import Dtype
+    from server.settings import Dtype, Mode
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -120,6 +120,18 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class Tpu:
+    """How the device `tpu` is started and how steps run on it."""
+
+    mode: Mode = "compiled"
+    simulate: bool = False
+    slots: int = 8
+    int8: bool = False
+    cache: Path | None = None
+    """Keeps compiled programs between runs."""
+
+
 def load_engine(
     folders: Sequence[Path],
     *,
@@ -128,26 +140,50 @@ def load_engine(
     dtype: Dtype | None,
     prefill_chunk: int | None,
     threads: int | None,
+    tpu: Tpu,
     on_load: Callable[[int, int], object],
+    on_compile: Callable[[int, int, str], object],
 ) -> Engine:
     """Build the Rust engine on the calling thread, which owns it from then on.
+
+    `on_compile` hears (programs there, programs in all, which comes next) from this thread while the first are compiled,
+    and from another one later.
 
     Raises:
         ValueError: the checkpoint is bad or the device is unknown.
         ImportError: torchtpu_rs was built for another torch, or TorchTPU is missing.
+        RuntimeError: the device cannot be started, or a program cannot be compiled.
     """
+    # With torch_tpu installed, `import torch` alone would look for a TPU, for minutes where there is none.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     import torch
 
     if threads is not None:
         # OpenMP keeps the thread count per calling thread, so it is set on the thread that computes.
         torch.set_num_threads(threads)
-    if device == "tpu":
-        importlib.import_module("torch_tpu")
+    on_tpu = device.partition(":")[0] == "tpu"
+    if on_tpu:
+        from tpu import device as tpu_device
+
+        tpu_device.start(simulate=tpu.simulate, mode=tpu.mode)
     import torchtpu_rs
 
+    programs = None
+    if on_tpu and tpu.mode == "compiled":
+        from torchtpu_rs.capture import Programs
+        from torchtpu_rs.recording import Plan
+
+        plan = Plan(slots=tpu.slots, int8=tpu.int8)
+        programs = Programs([str(f) for f in folders], plan, tpu.cache, on_compile)
     like = torch.zeros(1, device=device)
     engine: Engine = torchtpu_rs.Engine(
-        list(folders), like, context, dtype=dtype, prefill_chunk=prefill_chunk, on_load=on_load
+        list(folders),
+        like,
+        context,
+        dtype=dtype,
+        prefill_chunk=prefill_chunk,
+        programs=programs,
+        on_load=on_load,
     )
     return engine
 

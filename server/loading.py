@@ -6,22 +6,26 @@ no HTTP and serves nothing.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from server.admission import TextSide
 from server.chat import ChatTemplate
 from server.checkpoint import CheckpointError, resolve, served_name, weight_bytes
-from server.engine import engine_build, load_engine
+from server.engine import Tpu, engine_build, load_engine
 from server.tokenizer import Tokenizer
 from server.worker import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from server.engine import Engine
     from server.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # Prefill and two steps: on a device that compiles, that is every program a request needs.
 WARMUP_TOKENS = 3
@@ -34,6 +38,17 @@ ONE_THREAD_BYTES = 64 << 20
 def default_threads(folders: Sequence[Path], device: str) -> int | None:
     """1 for a small model on the CPU, else PyTorch's own choice."""
     return 1 if device == "cpu" and weight_bytes(folders) < ONE_THREAD_BYTES else None
+
+
+def compile_cache(folder: str | None) -> Path | None:
+    """Where compiled programs are kept: the folder given, none for an empty name, the user's cache by default."""
+    if folder == "":
+        return None
+    if folder is not None:
+        return Path(folder).expanduser()
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchtpu_rs" / "programs"
+    )
 
 
 def load_text_side(folder: Path) -> TextSide:
@@ -52,6 +67,9 @@ class ModelLoader:
     def __init__(self, settings: Settings) -> None:
         self.names = settings.served_model_name or (served_name(settings.model),)
         self.text: TextSide | None = None
+        self.programs: Mapping[str, Any] | None = None
+        """Compiled programs there and in all; None where steps are not compiled."""
+        self._warm = False
         self.build: Mapping[str, str] = {}
         self.load_seconds = 0.0
         self.warmup_seconds = 0.0
@@ -68,7 +86,12 @@ class ModelLoader:
         folders = resolve(self._settings.model)
         text = load_text_side(folders[0])
         report(Progress("weights"))
-        engine = self.build_engine(folders, lambda *seen: report(Progress("weights", *seen)))
+        engine = self.build_engine(
+            folders,
+            lambda *seen: report(Progress("weights", *seen)),
+            lambda done, total, program: self._compiling(report, done, total, program),
+        )
+        self._warm = True
         loaded = time.monotonic()
         report(Progress("warmup"))
         bos_id = text.tokenizer.bos_id
@@ -83,8 +106,21 @@ class ModelLoader:
         self.text = text
         return engine
 
+    def _compiling(
+        self, report: Callable[[Progress], None], done: int, total: int, program: str
+    ) -> None:
+        """Those after the first come from a thread of their own while requests are served already."""
+        self.programs = {"ready": done, "total": total}
+        if program:
+            logger.info("compiling program %d of %d: %s", done + 1, total, program)
+        if not self._warm:
+            report(Progress("compile", done, total))
+
     def build_engine(
-        self, folders: Sequence[Path], on_load: Callable[[int, int], object]
+        self,
+        folders: Sequence[Path],
+        on_load: Callable[[int, int], object],
+        on_compile: Callable[[int, int, str], object],
     ) -> Engine:
         """The Rust engine on `folders`; a test puts another engine in its place."""
         engine = load_engine(
@@ -94,7 +130,15 @@ class ModelLoader:
             dtype=self._settings.dtype,
             prefill_chunk=self._settings.prefill_chunk,
             threads=self._settings.threads or default_threads(folders, self._settings.device),
+            tpu=Tpu(
+                mode=self._settings.mode or "compiled",
+                simulate=self._settings.simulate_tpu,
+                slots=self._settings.slots,
+                int8=self._settings.weight_format == "int8",
+                cache=compile_cache(self._settings.compile_cache),
+            ),
             on_load=on_load,
+            on_compile=on_compile,
         )
         self.build = engine_build()
         return engine

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 WORDS: dict[Phase, str] = {
     "files": "finding the checkpoint",
     "weights": "loading weights",
+    "compile": "compiling programs",
     "warmup": "warming up",
 }
 # A plain line for each quarter of a phase: enough to see it move, few enough for a log file.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -52,6 +52,10 @@ def _harmless(method: Callable[P, None]) -> Callable[P, None]:
             logger.exception("a metric was dropped")
 
     return guarded
+
+
+def _number(facts: Callable[[], Mapping[str, Any]], name: str) -> float:
+    return float(facts().get(name, 0))
 
 
 class Metrics:
@@ -118,6 +122,7 @@ class Metrics:
         running: Callable[[], float],
         waiting: Callable[[], float],
         cache_usage: Callable[[], float],
+        engine: Callable[[], Mapping[str, Any]],
     ) -> None:
         """Gauges that are read at the scrape, so that they cannot drift from the truth."""
         self._gauge("requests_running", "Requests in the engine.").set_function(running)
@@ -125,6 +130,15 @@ class Metrics:
         self._gauge("kv_cache_usage_ratio", "Positions in use over context.").set_function(
             cache_usage
         )
+        # What only an engine with compiled programs counts; 0 elsewhere.
+        for fact, text in (
+            ("launches", "Launches of compiled programs."),
+            ("host_reads", "Results of programs read by the host."),
+            ("decoded_tokens", "Tokens that programs made, those thrown away included."),
+            ("compilations", "Programs compiled since the start."),
+        ):
+            gauge = self._gauge(f"engine_{fact}", text)
+            gauge.set_function(functools.partial(_number, engine, fact))
 
     @_harmless
     def loaded(self, info: Mapping[str, str], load_seconds: float, warmup_seconds: float) -> None:

@@ -30,6 +30,12 @@ class InFlight(Protocol):
         """End it now, with an error."""
 
 
+def default_read_every(settings: Settings) -> int:
+    """Where a launch makes many tokens, handing them out one by one would waste it."""
+    on_tpu = settings.device.partition(":")[0] == "tpu"
+    return 32 if on_tpu and settings.mode in (None, "compiled") else 1
+
+
 class Service:
     """The state of one app; everything but the worker's own thread happens on the event loop."""
 
@@ -51,13 +57,14 @@ class Service:
         self.worker = EngineWorker(
             loader,
             max_queue=settings.max_queue,
-            read_every=settings.read_every,
+            read_every=settings.read_every or default_read_every(settings),
             on_progress=self._progressed,
         )
         self.metrics.watch(
             running=lambda: self.worker.running,
             waiting=lambda: self.worker.waiting,
             cache_usage=self._cache_usage,
+            engine=lambda: self.worker.info,
         )
 
     @property
@@ -184,4 +191,6 @@ class Service:
             }
         elif state == "failed":
             body["error"] = str(self.worker.failure)
+        if self.loader.programs is not None:
+            body["programs"] = self.loader.programs
         return body

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 THREAD_NAME = "torchtpu-rs-engine"
 
-Phase = Literal["starting", "files", "weights", "warmup", "ready", "failed", "stopped"]
+Phase = Literal["starting", "files", "weights", "compile", "warmup", "ready", "failed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,7 @@ class EngineWorker(threading.Thread):
         job.emit(Started(time.monotonic()))
         self.positions = len(job.token_ids)
         last = self._decode(engine, job)
+        self.info = engine.info()
         self.positions = 0
         with self._changed:
             # Free before the last event goes out: whoever reads it may send the next request at once.

@@ -38,7 +38,10 @@ class FakeLoader(ModelLoader):
         self._gate = gate
 
     def build_engine(
-        self, folders: Sequence[Path], on_load: Callable[[int, int], object]
+        self,
+        folders: Sequence[Path],
+        on_load: Callable[[int, int], object],
+        on_compile: Callable[[int, int, str], object],
     ) -> FakeEngine:
         """Four tensors, a gate after the first two, and the engine is this thread's."""
         for done in range(5):
