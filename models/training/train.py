@@ -58,7 +58,6 @@ STAGES = (
     Stage(5, 1500, 200, BROAD),
     Stage(15, 4000, LONGEST, DRILLED),
     Stage(25, 7000, LONGEST, LAST, zero_at=7000, falling=5500),
-    Stage(35, 2300, LONGEST, LAST, peak=1.5e-3, zero_at=2300, falling=2100),
 )
 
 
