@@ -243,12 +243,13 @@ def render(
 def doctor(
     model: Models = None,
     device: Annotated[str, typer.Option(envvar="TORCHTPU_DEVICE")] = "cpu",
+    simulate_tpu: Annotated[bool, typer.Option(envvar="TORCHTPU_SIMULATE_TPU")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check torch, TorchTPU, the device, threads, memory and the checkpoint; exit 1 if serving would fail."""
     from server.doctor import examine, lines
 
-    report = examine(_models(model), device)
+    report = examine(_models(model), device, simulate_tpu=simulate_tpu)
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False, indent=2))
     else:

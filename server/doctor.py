@@ -9,6 +9,8 @@ import importlib.util
 import json
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,16 +26,17 @@ Check = dict[str, Any]
 
 # Weights are mapped; the cache and what ATen computes stand beside them.
 HEADROOM = 1.2
+DEVICE_SECONDS = 120
 
 
-def examine(models: Sequence[str], device: str) -> dict[str, Any]:
+def examine(models: Sequence[str], device: str, *, simulate_tpu: bool = False) -> dict[str, Any]:
     """All checks; `ok` is false when one of them would keep the server from starting."""
     checks: dict[str, Callable[[], Check]] = {
         "python": _python,
         "torch": _torch,
         "module": _module,
         "torch_tpu": lambda: _torch_tpu(device),
-        "device": lambda: _device(device),
+        "device": lambda: _device(device, simulate_tpu),
         "threads": _threads,
         "checkpoint": lambda: _checkpoint(models),
         "memory": lambda: _memory(models),
@@ -87,20 +90,40 @@ def _torch_tpu(device: str) -> Check:
     return _check("failed" if needed else "ok", f"torch_tpu is not installed; {hint}", **facts)
 
 
-def _device(device: str) -> Check:
+def _device(device: str, simulate_tpu: bool = False) -> Check:
     """Puts one number on the device, which is what the engine does first."""
+    if device.partition(":")[0] == "tpu":
+        return _tpu_device(device, simulate_tpu)
     if importlib.util.find_spec("torch") is None:
         return _check("failed", "not tried without torch", device=device)
     import torch
 
     try:
-        if device == "tpu":
-            importlib.import_module("torch_tpu")
         where = str(torch.zeros(1, device=device).device)
     except (ImportError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return _check("failed", f"{device} does not work: {reason}", device=device)
     return _check("ok", f"a tensor was made on {where}", device=where)
+
+
+def _tpu_device(device: str, simulate: bool) -> Check:
+    """The same in a process of its own: starting the device changes PyTorch for the whole process."""
+    code = (
+        f"from tpu import device; device.start(simulate={simulate}); import torch; "
+        f"print(torch.zeros(1, device={device!r}).device)"
+    )
+    command = [sys.executable, "-c", code]
+    try:
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=DEVICE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _check("failed", f"{device} did not start in {DEVICE_SECONDS} s", device=device)
+    if run.returncode != 0:
+        reason = run.stderr.strip().rpartition("\n")[2] or f"exit status {run.returncode}"
+        return _check("failed", f"{device} does not work: {reason}", device=device)
+    where = run.stdout.strip().rpartition("\n")[2]
+    return _check("ok", f"a tensor was made on {where}", device=where, simulated=simulate)
 
 
 def _threads() -> Check:

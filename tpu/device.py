@@ -10,19 +10,26 @@ MODES = {"eager": "DEFER_NEVER", "fused": "DEFER_AND_FUSE", "compiled": "DEFER_N
 """TorchTPU's execution mode for each of ours; compiled programs pass it by, the transfers around them do not."""
 
 
+class TpuUnavailableError(OSError):
+    """There is no TPU, or the simulated one lacks something; the text says what to do."""
+
+
 def start(*, simulate: bool = False, mode: str = "compiled") -> None:
     """Registers `tpu` with torch and sets how single operations are executed.
 
     Raises:
-        tpu.simulated.SimulationError: the simulated device lacks something.
+        TpuUnavailableError: there is no TPU, or the simulated one lacks something.
         ImportError: torch_tpu is not installed.
-        RuntimeError: there is no TPU.
+        RuntimeError: TorchTPU cannot start the device.
     """
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     if simulate:
         from tpu import simulated
 
-        simulated.prepare()
+        try:
+            simulated.prepare()
+        except simulated.SimulationError as error:
+            raise TpuUnavailableError(str(error)) from error
     import torch
 
     with warnings.catch_warnings():
@@ -33,10 +40,16 @@ def start(*, simulate: bool = False, mode: str = "compiled") -> None:
         from torch_tpu._internal import execution_mode
 
         if torch._C._get_privateuse1_backend_name() != "tpu":
-            if simulate:
-                from tpu import simulated
+            from torch_tpu._internal.utils import hardware
 
-                simulated.pretend_one_chip()
+            if simulate:
+                # The one question that TorchTPU puts to the PCI bus.
+                hardware.get_tpu_device_count = lambda *args, **kwargs: 1
+            elif hardware.get_tpu_device_count() == 0:
+                # libtpu would ask a metadata server for minutes.
+                raise TpuUnavailableError(
+                    "expected a TPU on the PCI bus, found none; --simulate-tpu runs TorchTPU on this machine's CPU"
+                )
             _loader._init_device("tpu")
         warnings.filterwarnings("ignore", message=".*eager_mode is experimental.*")
         torch_device: Any = torch.tpu  # type: ignore[attr-defined]

@@ -218,6 +218,7 @@ def test_doctor_says_what_is_wrong_and_exits_one(
     checks = report["checks"]
     assert "make build" in checks["module"]["message"]
     assert "safetensors" in checks["checkpoint"]["message"]
+    assert "found none; --simulate-tpu" in checks["device"]["message"]
     failed = [name for name, check in checks.items() if check["status"] == "failed"]
     assert {"module", "checkpoint"} <= set(failed)
 

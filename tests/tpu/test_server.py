@@ -142,6 +142,25 @@ def test_it_stops_cleanly_and_starts_again_without_compiling(
         assert warm.stop() == 0
 
 
+def test_doctor_finds_the_simulated_device() -> None:
+    command = [sys.executable, "-c", "from server.cli import main; main()", "doctor"]
+    command += ["--device", "tpu", "--simulate-tpu", "--json"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    report = json.loads(run.stdout)
+    assert (run.returncode, report["ok"]) == (0, True)
+    assert report["checks"]["device"]["device"] == "tpu:0"
+
+
+def test_a_machine_without_a_tpu_says_so_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from server.cli import main; main()", "serve"]
+    command += ["--device", "tpu", "--port", "0"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert "error: expected a TPU on the PCI bus, found none; --simulate-tpu" in " ".join(
+        run.stderr.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

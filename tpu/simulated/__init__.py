@@ -32,13 +32,6 @@ def prepare() -> None:
     )
 
 
-def pretend_one_chip() -> None:
-    """Answers the one question TorchTPU puts to the PCI bus: how many chips there are."""
-    from torch_tpu._internal.utils import hardware
-
-    hardware.get_tpu_device_count = lambda *args, **kwargs: 1
-
-
 def _forwarder() -> Path:
     """The forwarding plugin, compiled once for each version of its source."""
     include = _package("xla_plugins", "xla-cpu-pjrt") / "xla_cpu_pjrt" / "include"
