@@ -209,6 +209,15 @@ def test_what_a_model_writes_cannot_steer_the_terminal(fake: FakeServer) -> None
     assert not {"\x1b", "\x9b", "\x07", "\r"} & set(printed)
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Python's own handler: a shell starts background jobs with SIGINT ignored, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_stops_the_answer_and_not_the_program(fake: FakeServer) -> None:
     fake.interrupts = True
     fake.scripts = [[f"data: {json.dumps(content('half an'))}\n\n"], answer(content("whole"))]
