@@ -72,7 +72,7 @@ test-python: build
 	$(BIN)/python -m pytest -q
 
 test-tpu: build  ## The tests that need TorchTPU, on the simulated TPU
-	$(BIN)/python -m pytest -q tests/tpu
+	$(BIN)/python -m pytest -q -o timeout=400 tests/tpu
 
 estimate: build  ## What E2B's compiled steps should cost on a TPU v5e, by libtpu's compiler
 	$(BIN)/python -m tpu.estimate --read 1024

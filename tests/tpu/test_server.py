@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 QUESTION: Any = [{"role": "user", "content": "What is a TPU?"}]
 ANSWER = "A TPU is a Tensor Processing Unit, a chip that Google designed for machine learning. Its matrix units multiply large blocks of numbers at once."
-LOADING_SECONDS = 100
+LOADING_SECONDS = 250
 
 
 class Server:
@@ -154,7 +154,9 @@ def test_doctor_finds_the_simulated_device() -> None:
 def test_a_machine_without_a_tpu_says_so_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from server.cli import main; main()", "serve"]
     command += ["--device", "tpu", "--port", "0"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200
+    )
     assert run.returncode == 1
     assert "error: expected a TPU on the PCI bus, found none; --simulate-tpu" in " ".join(
         run.stderr.split()
