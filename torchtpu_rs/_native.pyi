@@ -140,7 +140,7 @@ class Engine:
         """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,
         `dtype`, `weight_format`, `weight_bytes`, `cache_bytes`, `static_shapes`, `vocab_size`,
         `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`, `slots`; with `programs` also `launches`, `host_reads`,
-        `decoded_tokens`, `compilations`, `programs` and `pending`."""
+        `decoded_tokens`, `mode`, `compilations`, `programs`, `pending` and `failure`."""
 
 @final
 class Step:
@@ -158,7 +158,7 @@ class Step:
         slots: int,
         spare: int,
         read: int,
-        tokens: int | None = None,
+        prefill: bool = False,
         int8: bool = False,
     ) -> Step:
         """Builds the step.
@@ -170,7 +170,7 @@ class Step:
             slots: sequences of the cache, and rows of a decode step.
             spare: rows that full rings have beyond `context`: the most tokens that one launch adds.
             read: rows of full rings that attention reads.
-            tokens: length of a chunk of one slot's prompt; None for one token of every slot.
+            prefill: a chunk of one slot's prompt, as long as the ids it is called with; else one token of every slot.
             int8: projections as int8 with a factor for each output.
 
         Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import logging
 import os
 import pickle
 import threading
@@ -28,24 +29,36 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
+
+def lower(recorded: Recording, *, keep_module: bool = False) -> Any:
+    """Gives a recording to TorchTPU's compiler: its executable, and with `keep_module` its StableHLO too.
+
+    Raises:
+        RuntimeError: TorchTPU or its compiler refuses the program.
+    """
+    from torch_tpu._internal.compile import tpu_torch_compile
+    from torch_tpu._internal.export import export
+
+    placeholders = [tpu_torch_compile.placeholder_like(t) for t in recorded.arguments]
+    return export.fx_to_mlir(
+        recorded.launchable(),
+        placeholders,
+        build_mlir_module=keep_module,
+        donated_inputs=recorded.donated,
+    )
+
 
 def compile_recording(recorded: Recording) -> Any:
     """TorchTPU's executable of a recording: called with a list of all arguments, it gives the list of results.
 
     Raises:
-        RuntimeError: TorchTPU or its compiler refuses the program.
+        RuntimeError: as `lower`.
     """
-    from torch_tpu._internal.compile import (
-        torch_tpu_compiled_executable,
-        tpu_torch_compile,
-    )
-    from torch_tpu._internal.export import export
+    from torch_tpu._internal.compile import torch_tpu_compiled_executable
 
-    graph = recorded.launchable()
-    placeholders = [tpu_torch_compile.placeholder_like(t) for t in recorded.arguments]
-    lowered = export.fx_to_mlir(
-        graph, placeholders, build_mlir_module=False, donated_inputs=recorded.donated
-    )
+    lowered = lower(recorded)
     return torch_tpu_compiled_executable.TorchTpuCompiledExecutable(
         executable=lowered.executable,
         reconstruct_fx_outputs_fn=lowered.reconstruct_fx_outputs_fn,
@@ -91,6 +104,7 @@ class Programs:
         self._parameters: list[Tensor] = []
         self._state: list[Tensor] = []
         self._context = 0
+        self._code = _code()
         self._worker: threading.Thread | None = None
         self._closing = threading.Event()
 
@@ -167,6 +181,7 @@ class Programs:
                 if built.executable is not None
             ],
             "pending": sum(built.executable is None for built in self._built),
+            "failure": None if self.failure is None else str(self.failure),
         }
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -197,7 +212,9 @@ class Programs:
                     return
                 self._build(built)
             self._report()
-        except Exception as error:  # noqa: BLE001 -- the server goes on with the programs there are, and says why
+        # The engine goes on with the programs there are; the log and `info` say why there are no more.
+        except Exception as error:
+            logger.exception("a program could not be compiled")
             self.failure = error
 
     def _build(self, built: _Built) -> None:
@@ -239,14 +256,16 @@ class Programs:
             "config": config.read_text(),
             "versions": {name: metadata.version(name) for name in ("torch", "torch_tpu", "libtpu")},
             "plugin": os.environ.get("PJRT_FORWARD_TO", "libtpu"),
-            "module": hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest(),
-            "python": [
-                hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
-                for file in (__file__, recording.__file__)
-            ],
+            "code": self._code,
         }
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         return self.cache_dir / f"{name}.executable"
+
+
+def _code() -> list[str]:
+    """Digests of what makes a program besides its plan: the Rust step, and these two modules."""
+    files = (_native.__file__, recording.__file__, __file__)
+    return [hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in files]
 
 
 def _stored(file: Path | None) -> Any:

@@ -90,7 +90,7 @@ class Recording:
                 slots=plan.slots,
                 spare=plan.largest,
                 read=program.read,
-                tokens=program.tokens or None,
+                prefill=program.tokens > 0,
                 int8=plan.int8,
             )
             self.parameters, self.state = step.stand_ins()

@@ -58,16 +58,14 @@ def record(checkpoint: Path, context: int, plan: Plan, program: Program) -> Reco
     return Recording([str(checkpoint)], context, plan, program, torch.bfloat16)
 
 
-def lower(recording: Recording) -> str:
-    """The program's StableHLO, as TorchTPU gives it to its compiler."""
+def stablehlo(recording: Recording) -> str:
+    """The program's text, as TorchTPU gives it to its compiler."""
     from torch_tpu._internal.compile import tpu_torch_compile
-    from torch_tpu._internal.export import export
 
-    placeholders = [tpu_torch_compile.placeholder_like(t) for t in recording.arguments]
-    lowered = export.fx_to_mlir(
-        recording.launchable(), placeholders, donated_inputs=recording.donated
-    )
-    text: str = tpu_torch_compile.serialize_mlir_text(lowered.module)
+    from torchtpu_rs.capture import lower
+
+    module = lower(recording, keep_module=True).module
+    text: str = tpu_torch_compile.serialize_mlir_text(module)
     return text
 
 
@@ -130,7 +128,7 @@ def estimate(checkpoint: Path, context: int, plan: Plan, program: Program) -> Es
     recording = record(checkpoint, context, plan, program)
     with tempfile.TemporaryDirectory() as folder:
         mlir = Path(folder) / "program.mlir"
-        mlir.write_text(lower(recording))
+        mlir.write_text(stablehlo(recording))
         report = compile_program(mlir)
     return summarize(recording, report, json.loads((checkpoint / "config.json").read_text()))
 

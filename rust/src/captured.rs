@@ -26,10 +26,7 @@ pub(crate) enum Kind {
     Decode,
     /// A chunk of one slot's prompt. Inputs: ids `[1, tokens]`, slot, start, count, `[1]` each. Result: the id
     /// that follows, `[1]`.
-    Prefill {
-        /// Tokens of the chunk, padding included.
-        tokens: usize,
-    },
+    Prefill,
 }
 
 /// A step that can be recorded.
@@ -61,10 +58,7 @@ impl CapturedStep {
     /// # Errors
     /// `Aten` when a handle cannot be made.
     pub(crate) fn stand_ins(&mut self) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
-        let alias = |all: Vec<&mut Tensor>| all.into_iter().map(|tensor| tensor.alias()).collect();
-        let parameters: Result<_> = alias(self.step.parameters_mut());
-        let state: Result<_> = alias(self.step.state_mut());
-        Ok((parameters?, state?))
+        self.step.tensors()
     }
 
     /// Runs the step on `tensors`, parameters, state and inputs in this order: its results, then the new
@@ -115,7 +109,7 @@ impl CapturedStep {
                 let next = self.step.choose(&rows(&logits)?)?;
                 Ok(vec![next, positions.add_scalar_i64(1)?])
             }
-            (Kind::Prefill { .. }, [ids, slot, start, count]) => {
+            (Kind::Prefill, [ids, slot, start, count]) => {
                 let chunk = Chunk { ids, slot: Some(slot), start, count };
                 let logits = self.step.prefill(&chunk, self.read, Some(KEPT))?;
                 Ok(vec![self.step.choose(&rows(&logits)?)?])

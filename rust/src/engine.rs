@@ -48,8 +48,9 @@ pub(crate) struct Compile {
     pub(crate) int8: bool,
 }
 
-/// Takes parameters and state, and gives the programs that run on them.
-pub(crate) type Bind<'a> = dyn FnMut(Vec<Tensor>, Vec<Tensor>) -> Result<Box<dyn Programs>> + 'a;
+/// Takes the context that the cache has, parameters and state, and gives the programs that run on them.
+pub(crate) type Bind<'a> =
+    dyn FnMut(usize, Vec<Tensor>, Vec<Tensor>) -> Result<Box<dyn Programs>> + 'a;
 
 /// A prompt and how far to go on from it.
 pub(crate) struct Request<'a> {
@@ -175,14 +176,10 @@ impl Engine {
         let runner = match compile {
             None => Runner::Eager(Box::new(step)),
             Some((compile, bind)) => {
-                let alias = |all: Vec<&mut Tensor>| -> Result<Vec<Tensor>> {
-                    all.into_iter().map(|tensor| tensor.alias()).collect()
-                };
-                let parameters = alias(step.parameters_mut())?;
-                let state = alias(step.state_mut())?;
+                let (parameters, state) = step.tensors()?;
                 // A launch may overwrite the state's memory, so nobody else may hold it.
                 drop(step);
-                let programs = bind(parameters, state)?;
+                let programs = bind(context, parameters, state)?;
                 Runner::Compiled(Compiled::new(programs, compile.slots, like.alias()?))
             }
         };

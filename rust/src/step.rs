@@ -76,6 +76,17 @@ impl Step {
         Ok(Self { model, cache, sampler, shape, like: like.alias()?, weight_bytes })
     }
 
+    /// Handles on all its tensors: parameters, then state.
+    ///
+    /// # Errors
+    /// `Aten` when a handle cannot be made.
+    pub(crate) fn tensors(&mut self) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+        let alias = |all: Vec<&mut Tensor>| all.into_iter().map(|tensor| tensor.alias()).collect();
+        let parameters: Result<_> = alias(self.parameters_mut());
+        let state: Result<_> = alias(self.state_mut());
+        Ok((parameters?, state?))
+    }
+
     /// Every tensor a step reads and does not change, in a fixed order.
     pub(crate) fn parameters_mut(&mut self) -> Vec<&mut Tensor> {
         let mut all = self.model.tensors_mut();

@@ -1,8 +1,6 @@
 """The simulated TPU, started once for these tests: TorchTPU renames torch's spare backend for the whole process, so they run
 in a pytest of their own (`make test-tpu`)."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from tests import checkpoints
 from tpu import device
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 device.start(simulate=True)
 
 import torch  # noqa: E402
@@ -22,11 +19,6 @@ from torchtpu_rs.recording import Plan  # noqa: E402
 
 CONTEXT = 160
 PLAN = Plan(slots=2, chunks=(16, 32), steps=(4, 8))
-
-
-@pytest.fixture(scope="session")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.make(tmp_path_factory.mktemp("dense"))
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +40,6 @@ def compiled(
     engine = torchtpu_rs.Engine(checkpoint, like, CONTEXT, dtype=dtype, programs=programs)  # type: ignore[arg-type]
     assert programs.wait()
     return engine, programs
-
-
-Prompt = Callable[[int], list[int]]
 
 
 def prompt(length: int, seed: int = 3) -> list[int]:

@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 
 import torchtpu_rs
 from models import EMBEDDED
+from tests import checkpoints
 from tests.tpu.conftest import CONTEXT, PLAN, compiled, exact, prompt
+from torchtpu_rs import capture
 from torchtpu_rs.capture import Programs
-from torchtpu_rs.recording import Plan, Program
+from torchtpu_rs.recording import Plan, Program, Recording
 from tpu import device
 
 NEW = 64
@@ -193,6 +195,35 @@ def test_a_broken_file_in_the_cache_is_compiled_anew(dense: Path, tmp_path: Path
     _, programs = compiled(dense, plan=plan, cache_dir=tmp_path)
     assert programs.compilations == 1
     assert sorted(tmp_path.iterdir()) == files
+
+
+def test_a_context_beyond_the_checkpoints_positions_is_cut_for_programs_too(tmp_path: Path) -> None:
+    folder = checkpoints.make(tmp_path, checkpoints.DENSE | {"max_position_embeddings": 96})
+    engine, _ = compiled(folder, plan=Plan(slots=2, chunks=(16,), steps=(4,)))
+    assert engine.info()["layout"]["context"] == 96 < CONTEXT
+    wanted = exact(folder).decode(prompt(40), 30, [])
+    assert engine.decode(prompt(40), 30, [], 4).ids == wanted.ids
+
+
+def test_a_program_that_cannot_be_compiled_is_named_and_the_others_serve(
+    dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = capture.compile_recording
+
+    def refusing(recorded: Recording) -> object:
+        if recorded.program.read == 0:
+            raise RuntimeError("no room for it")
+        return real(recorded)
+
+    monkeypatch.setattr(capture, "compile_recording", refusing)
+    programs = Programs([str(dense)], Plan(slots=2, chunks=(16,), steps=(4,)))
+    like = torch.zeros(1, device="tpu")
+    engine = torchtpu_rs.Engine(dense, like, CONTEXT, dtype="float32", programs=programs)
+    with pytest.raises(capture.CompilationError, match="no room for it"):
+        programs.wait()
+    assert "no room for it" in engine.info()["failure"]
+    wanted = exact(dense).decode(prompt(20), 20, [])
+    assert engine.decode(prompt(20), 20, [], 4).ids == wanted.ids
 
 
 def test_logits_are_for_engines_that_run_single_operations(

@@ -46,7 +46,7 @@ def test_libtpu_plans_one_copy_of_weights_and_cache_and_the_loop_copies_neither(
 ) -> None:
     recording = Recording([str(described)], 256, PLAN, Program(0, 4, 272), torch.bfloat16)
     mlir, hlo = tmp_path / "step.mlir", tmp_path / "step.hlo"
-    mlir.write_text(estimate.lower(recording))
+    mlir.write_text(estimate.stablehlo(recording))
     report = v5e.compile_program(mlir, hlo)
     # Small tensors are padded to whole tiles, so the plan may be larger than the sum, and never twice it.
     arguments = size(recording.arguments)

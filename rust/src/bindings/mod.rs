@@ -170,9 +170,8 @@ impl Engine {
         };
         let compile =
             programs.as_ref().map(|programs| compile_options(py, programs)).transpose()?;
-        let context = options.context;
         let bound = programs.as_ref().map(|programs| programs.clone_ref(py));
-        let mut bind = |parameters: Vec<Tensor>, state: Vec<Tensor>| {
+        let mut bind = |context: usize, parameters: Vec<Tensor>, state: Vec<Tensor>| {
             let programs = bound.as_ref().map(|programs| {
                 Python::attach(|py| bind_programs(py, programs, context, parameters, state))
             });

@@ -103,8 +103,8 @@ pub(super) struct Step {
 impl Step {
     #[new]
     #[pyo3(
-        signature = (checkpoint, like, *, context, slots, spare, read, tokens = None, int8 = false),
-        text_signature = "(checkpoint, like, *, context, slots, spare, read, tokens=None, int8=False)"
+        signature = (checkpoint, like, *, context, slots, spare, read, prefill = false, int8 = false),
+        text_signature = "(checkpoint, like, *, context, slots, spare, read, prefill=False, int8=False)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     fn new(
@@ -114,10 +114,10 @@ impl Step {
         slots: usize,
         spare: usize,
         read: usize,
-        tokens: Option<usize>,
+        prefill: bool,
         int8: bool,
     ) -> PyResult<Self> {
-        let kind = tokens.map_or(Kind::Decode, |tokens| Kind::Prefill { tokens });
+        let kind = if prefill { Kind::Prefill } else { Kind::Decode };
         let shape = Shape { slots, context, chunk: Some(spare) };
         let like = device_of(like)?;
         let folders = folders(checkpoint)?;
