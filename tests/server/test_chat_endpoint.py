@@ -284,13 +284,15 @@ def test_a_stop_string_stops_the_engine_too(live: Live, stream: bool) -> None:
     live.script("one STOP", gate, "this is never wanted")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(live.chat, stop=["STOP"], stream=stream)
-        gate.wait_until_reached()
         eventually(
             lambda: live.metric("torchtpu_generation_tokens_total") == made + shown, "it is read"
         )
         gate.open()
         response = answer.result()
-    assert (live.engine.finishes, live.engine.made) == (["cancelled"], shown + 1)
+    # Whoever reads the last token may cancel before the engine asks whether to go on: then it makes no more, and
+    # never comes to the gate. Else it was making one more already.
+    assert live.engine.finishes == ["cancelled"]
+    assert live.engine.made in {shown, shown + 1}
     text = (
         content_of(payloads(response.text))
         if stream
