@@ -70,8 +70,8 @@ def stablehlo(recording: Recording) -> str:
 
 
 def read_bytes(recording: Recording, config: dict[str, Any]) -> int:
-    """Bytes that a step must read: every weight once, but of tables only the rows it looks up; rings as far as they
-    are read, once for each layer that attends to them.
+    """Bytes that a step must read: every weight once, but of tables only the rows it looks up; every ring once, as far
+    as it is read. Layers that share a ring larger than the chip's vector memory read more.
     """
     vocab = int(config["vocab_size"])
     tables = [t for t in recording.parameters if t.dim() == 2 and t.shape[0] == vocab]

@@ -208,13 +208,8 @@ impl Weights {
         } else {
             (weight, None)
         };
-        let weight = weight.transpose(0, 1)?;
-        let part_bytes = shape[0] * shape[1] * weight.dtype()?.bytes();
-        let count = if shape[0] > MAX_SPLIT { 1 } else { part_bytes.div_ceil(PART_BYTES) };
-        let width = shape[0].div_ceil(count);
         let mut parts = Vec::new();
-        for start in (0..shape[0]).step_by(width) {
-            let part = weight.narrow(1, start as i64, width.min(shape[0] - start) as i64)?;
+        for part in split(&weight.transpose(0, 1)?, PART_BYTES)? {
             let part = part.contiguous()?.to_device_of(&self.like)?;
             self.bytes += bytes(&part)?;
             parts.push(part);
@@ -306,12 +301,20 @@ impl Weights {
     }
 }
 
-/// A part of a compiled projection's weight has at most this many bytes: XLA brings a weight into a TPU's
-/// vector memory while earlier instructions run, if there is room for it (docs/log.md).
-const PART_BYTES: usize = 20 << 20;
+/// Most bytes of a part of a compiled projection's weight on a v5e. XLA brings a weight into the chip's 128 MiB
+/// of vector memory while earlier instructions run, if there is room for all of it; 9 MiB is half of
+/// E2B's widest projection in int8 (docs/log.md has other sizes).
+const PART_BYTES: usize = 9 << 20;
 
-/// Projections with more outputs, the head, are one part: nothing runs beside them.
-const MAX_SPLIT: usize = 1 << 16;
+/// `weight` `[in, out]` in parts of its outputs, all equally wide but the last, of at most `part_bytes` each.
+fn split(weight: &Tensor, part_bytes: usize) -> Result<Vec<Tensor>> {
+    let outputs = weight.sizes()?[1] as usize;
+    let width = outputs.div_ceil((bytes(weight)? as usize).div_ceil(part_bytes).max(1)) as i64;
+    (0..outputs as i64)
+        .step_by(width.max(1) as usize)
+        .map(|start| weight.narrow(1, start, width.min(outputs as i64 - start)))
+        .collect()
+}
 
 fn bytes(tensor: &Tensor) -> Result<u64> {
     Ok(tensor.sizes()?.iter().product::<i64>() as u64 * tensor.dtype()?.bytes() as u64)
@@ -403,6 +406,22 @@ mod tests {
         assert_eq!(text_only_name("model.language_model.norm.weight"), "model.norm.weight");
         assert_eq!(text_only_name("model.norm.weight"), "model.norm.weight");
         assert_eq!(text_only_name("lm_head.weight"), "lm_head.weight");
+    }
+
+    #[test]
+    fn the_parts_of_a_weight_are_small_enough_and_join_to_the_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let values: Vec<u8> = (0..40_i64).flat_map(i64::to_le_bytes).collect();
+        std::fs::write(file.path(), values).unwrap();
+        let map = MappedFile::open(file.path()).unwrap();
+        let weight = map.tensor(0..320, &[4, 10], DType::I64).unwrap();
+        for (part_bytes, widths) in [(1 << 20, vec![10]), (200, vec![5, 5]), (150, vec![4, 4, 2])] {
+            let parts = split(&weight, part_bytes).unwrap();
+            let found: Vec<_> = parts.iter().map(|part| part.sizes().unwrap()[1]).collect();
+            assert_eq!(found, widths);
+            let joined = Tensor::cat(&parts.iter().collect::<Vec<_>>(), 1).unwrap();
+            assert_eq!(joined.read_i64().unwrap(), (0..40).collect::<Vec<_>>());
+        }
     }
 
     #[test]
