@@ -45,15 +45,15 @@ pub(crate) struct RingStep<'a> {
 /// Which rows a step reads and writes in the layers of one type.
 pub(crate) struct RingRows {
     slots: Option<Tensor>, // [B]
-    slot: Tensor,          // [B, 1]
+    slot: Tensor,          // [B, 1, 1]
     read: i64,
     write: Write,
 }
 
 enum Write {
-    /// Into these rows `[B, T]`, before attention reads.
+    /// Into these rows `[B, 1, T]`, before attention reads.
     First(Tensor),
-    /// Into these rows `[B, T]`, after attention has read.
+    /// Into these rows `[B, 1, T]`, after attention has read.
     After(Tensor),
     /// After attention has read: each row takes new token `token` `[B, 1, rows, 1]` where `hit` is true.
     Newest { token: Tensor, hit: Tensor },
@@ -103,13 +103,13 @@ impl Ring {
             } else {
                 step.positions.alias()?
             };
-            (self.mask_of_rows(read, sliding, step.positions)?, Write::First(row))
+            (self.mask_of_rows(read, sliding, step.positions)?, Write::First(row.unsqueeze(1)?))
         } else {
             let mask = self.mask_of_several(read, sliding, step)?;
             let write = if sliding {
                 self.newest(all_rows, step)?
             } else {
-                Write::After(step.positions.alias()?)
+                Write::After(step.positions.unsqueeze(1)?)
             };
             (mask, write)
         };
@@ -118,7 +118,8 @@ impl Ring {
             None => Tensor::arange(0, batch, &self.like)?,
         };
         let slots = step.slots.map(Tensor::alias).transpose()?;
-        let rows = RingRows { slots, slot: slot.unsqueeze(1)?, read, write };
+        let slot = slot.unsqueeze(1)?.unsqueeze(2)?;
+        let rows = RingRows { slots, slot, read, write };
         Ok(TypePlan { attend: Attend::Written, mask: Some(mask), rows: Rows::Ring(Rc::new(rows)) })
     }
 
@@ -175,8 +176,9 @@ impl Ring {
         rows: &RingRows,
     ) -> Result<(Tensor, Tensor)> {
         let (keys, values) = self.buffers.of(layer_idx)?;
-        let (keys, seen_keys) = rows.apply(keys, k)?;
-        let (values, seen_values) = rows.apply(values, v)?;
+        let head = Tensor::arange(0, keys.sizes()?[1], &self.like)?.unsqueeze(1)?; // [kv_heads, 1]
+        let (keys, seen_keys) = rows.apply(keys, k, &head)?;
+        let (values, seen_values) = rows.apply(values, v, &head)?;
         self.buffers.layers[layer_idx] = Some((keys, values));
         Ok((seen_keys, seen_values))
     }
@@ -184,14 +186,10 @@ impl Ring {
 
 impl RingRows {
     /// One buffer after the step, and what the step's queries see of it.
-    fn apply(&self, buffer: &Tensor, new: &Tensor) -> Result<(Tensor, Tensor)> {
-        let put = |row: &Tensor| {
-            // All heads of a token at once: [B, T, kv_heads, head_dim].
-            buffer
-                .transpose(1, 2)?
-                .index_put(&[&self.slot, row], &new.transpose(1, 2)?)?
-                .transpose(1, 2)
-        };
+    fn apply(&self, buffer: &Tensor, new: &Tensor, head: &Tensor) -> Result<(Tensor, Tensor)> {
+        // One vector a head and token: with all heads of a token at once XLA would store rows before heads,
+        // and copy the ring to attend to it.
+        let put = |row: &Tensor| buffer.index_put(&[&self.slot, head, row], new);
         match &self.write {
             Write::First(row) => {
                 let written = put(row)?;
