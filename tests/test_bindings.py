@@ -147,7 +147,13 @@ def test_like_must_name_a_device(dense: Path, like: object, text: str) -> None:
 
 
 def test_bad_options_are_value_errors(dense: Path) -> None:
-    for options in ({"context": 0}, {"context": 2**40}, {"dtype": "int3"}, {"prefill_chunk": 1}):
+    for options in (
+        {"context": 0},
+        {"context": 2**40},
+        {"dtype": "int3"},
+        {"prefill_chunk": 1},
+        {"arithmetic": "int4"},
+    ):
         with pytest.raises(ValueError, match="expected"):
             torchtpu_rs.Engine(dense, LIKE, **options)
 

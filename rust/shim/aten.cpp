@@ -380,6 +380,9 @@ int32_t tt_where(const tt_tensor* condition, const tt_tensor* self, const tt_ten
 
 int32_t tt_optimization_barrier(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] {
+    if (self->value.device().type() != at::DeviceType::PrivateUse1) {
+      return self->value;
+    }
     // TorchTPU's own operation, known to the dispatcher once torch_tpu is imported.
     const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("tpu::_optimization_barrier", "");

@@ -129,7 +129,8 @@ int32_t tt_masked_fill(const tt_tensor* self, const tt_tensor* mask, double valu
 /* `self` where the condition holds, `other` elsewhere. */
 int32_t tt_where(const tt_tensor* condition, const tt_tensor* self, const tt_tensor* other,
                  tt_tensor** out);
-/* torch.ops.tpu._optimization_barrier of one tensor; fails where TorchTPU is not loaded. */
+/* torch.ops.tpu._optimization_barrier of one tensor on a TPU; elsewhere nothing is fused, and this
+ * is an alias. */
 int32_t tt_optimization_barrier(const tt_tensor* self, tt_tensor** out);
 
 /* -- matrix products ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ use crate::{
     config::Config,
     error::{Error, Result},
     step::{Chunk, Shape, Step},
-    weights::{Arithmetic, Form},
+    weights::Form,
 };
 
 /// Rows in which the last token of a chunk goes through the layers that no other token needs: one row would
@@ -48,7 +48,7 @@ impl CapturedStep {
         (kind, read): (Kind, usize),
     ) -> Result<Self> {
         let config = Config::from_folders(folders)?;
-        let form = Form { arithmetic: Arithmetic::Compiled, int8, shapes_only: true };
+        let form = Form { shapes_only: true, ..Form::compiled(int8) };
         let step = Step::load(&config, folders, (shape, form), like, &mut |_, _| Ok(()))?;
         Ok(Self { step, kind, read })
     }

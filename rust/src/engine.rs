@@ -14,7 +14,7 @@ use crate::{
     config::{Config, KeyValues, LayerType},
     error::{Error, Result},
     step::{Shape, Step},
-    weights::{Arithmetic, Form, Weights},
+    weights::{Form, Weights},
 };
 
 /// The slot of the one sequence that is served at a time.
@@ -36,6 +36,8 @@ pub(crate) struct Options {
     /// Tokens of a prefill step with static shapes; `None`: shapes follow the text (exact mode) on
     /// devices that run eagerly, and chunks have a default size on those that compile.
     pub(crate) chunk: Option<usize>,
+    /// What steps that run eagerly compute with.
+    pub(crate) form: Form,
 }
 
 /// How a device that compiles runs steps: recorded and compiled whole.
@@ -160,15 +162,11 @@ impl Engine {
             None => {
                 let eager = ["cpu", "cuda"].iter().any(|eager| device.starts_with(eager));
                 let chunk = options.chunk.or((!eager).then_some(DEFAULT_CHUNK));
-                (Shape { slots: 1, context, chunk }, Form::EXACT)
+                (Shape { slots: 1, context, chunk }, options.form)
             }
             Some((compile, _)) => {
-                let form = Form {
-                    arithmetic: Arithmetic::Compiled,
-                    int8: compile.int8,
-                    shapes_only: false,
-                };
-                (Shape { slots: compile.slots, context, chunk: Some(compile.largest) }, form)
+                let shape = Shape { slots: compile.slots, context, chunk: Some(compile.largest) };
+                (shape, Form::compiled(compile.int8))
             }
         };
         let mut step = Step::load(&config, &options.checkpoint, (shape, form), &like, on_layer)?;

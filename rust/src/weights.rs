@@ -56,6 +56,11 @@ impl Form {
     /// The checkpoint's values, multiplied as transformers does.
     pub(crate) const EXACT: Self =
         Self { arithmetic: Arithmetic::Exact, int8: false, shapes_only: false };
+
+    /// What compiled programs compute with.
+    pub(crate) const fn compiled(int8: bool) -> Self {
+        Self { arithmetic: Arithmetic::Compiled, int8, shapes_only: false }
+    }
 }
 
 /// A file of the checkpoint.
@@ -204,7 +209,7 @@ impl Weights {
         let weight = self.read(name, &shape)?.to_dtype(self.like.dtype()?)?;
         let (weight, scale) = if self.form.int8 {
             let (weight, scale) = quantize(&weight)?;
-            (weight, Some(scale.reshape(&[shape[0] as i64])?.type_as(&self.like)?))
+            (weight, Some(scale.reshape(&[shape[0] as i64])?.to_device_of(&self.like)?))
         } else {
             (weight, None)
         };

@@ -59,7 +59,7 @@ ops! {
     logical_not => tt_logical_not();
     /// `chosen` where `self` is true, `other` elsewhere.
     where_ => tt_where(chosen, other);
-    /// Itself, but a compiler may not fuse across it (TorchTPU only).
+    /// Itself, but TorchTPU's compiler may not fuse across it.
     optimization_barrier => tt_optimization_barrier();
     contiguous => tt_contiguous();
     /// `self` is a table `[rows, width]`, `indices` any shape of int64.

@@ -22,6 +22,7 @@ use crate::{
     compiled::Programs,
     engine::{self, Finish, Options, Request},
     error::{Error, Result},
+    weights::Form,
 };
 
 create_exception!(
@@ -137,8 +138,8 @@ impl Engine {
     #[new]
     #[pyo3(
         signature = (checkpoint, like, context = Number(Some(8192)), *, dtype = None,
-            prefill_chunk = None, programs = None, on_load = None),
-        text_signature = "(checkpoint, like, context=8192, *, dtype=None, prefill_chunk=None, programs=None, on_load=None)"
+            prefill_chunk = None, arithmetic = "exact", programs = None, on_load = None),
+        text_signature = "(checkpoint, like, context=8192, *, dtype=None, prefill_chunk=None, arithmetic='exact', programs=None, on_load=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     fn new(
@@ -148,6 +149,7 @@ impl Engine {
         context: Number,
         dtype: Option<&str>,
         prefill_chunk: Option<Number>,
+        arithmetic: &str,
         programs: Option<Py<PyAny>>,
         on_load: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -158,6 +160,7 @@ impl Engine {
             context: context.count("context")?,
             dtype: dtype.map(element_type).transpose()?,
             chunk: prefill_chunk.map(|chunk| chunk.count("prefill_chunk")).transpose()?,
+            form: form(arithmetic)?,
         };
         let mut failed = None;
         let raised = &mut failed;
@@ -353,6 +356,17 @@ fn element_type(name: &str) -> PyResult<DType> {
             ))
         },
     )
+}
+
+fn form(arithmetic: &str) -> PyResult<Form> {
+    match arithmetic {
+        "exact" => Ok(Form::EXACT),
+        "compiled" => Ok(Form::compiled(false)),
+        "int8" => Ok(Form::compiled(true)),
+        _ => Err(PyValueError::new_err(format!(
+            "expected arithmetic exact, compiled or int8, found {arithmetic:?}"
+        ))),
+    }
 }
 
 /// An int argument; `None` when it is beyond 64 bits, which is a wrong value like any other.

@@ -194,7 +194,12 @@ impl Attention {
         let keys = k.sizes()?[2];
         let group = self.heads / self.kv_heads;
         let grouped = [batch, self.kv_heads, group * tokens, dim];
-        let mut scores = q.reshape(&grouped)?.matmul(&k.transpose(2, 3)?)?.to_dtype(DType::F32)?;
+        // Not rounded to the model's element type before the softmax, as little as in the fused operation. A TPU
+        // multiplies bfloat16 into float32 anyway, and XLA converts nothing.
+        let mut scores = q
+            .reshape(&grouped)?
+            .to_dtype(DType::F32)?
+            .matmul(&k.to_dtype(DType::F32)?.transpose(2, 3)?)?;
         if let Some(mask) = mask {
             let hidden = mask.logical_not()?; // [B, 1, T, S]
             scores = scores

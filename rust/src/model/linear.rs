@@ -1,7 +1,7 @@
 //! A projection of the model, in the form its device multiplies fastest.
 
 use crate::{
-    aten::Tensor,
+    aten::{DType, Tensor},
     error::Result,
     weights::{Arithmetic, Weights},
 };
@@ -39,7 +39,7 @@ impl Linear {
         };
         let y = match &self.scale {
             None => y,
-            Some(scale) => y.mul(scale)?,
+            Some(scale) => y.to_dtype(DType::F32)?.mul(scale)?.to_dtype(x.dtype()?)?,
         };
         // Kept apart from the norm that follows: XLA would fold its sum of squares into the product and
         // read the weights without prefetching them (docs/log.md).

@@ -1,0 +1,54 @@
+"""The arithmetic of compiled programs, judged by teacher forcing on the embedded model's held-out chats."""
+
+import pytest
+import torch
+
+import torchtpu_rs
+from bench.quality import CHUNK, Judged, judge, texts_of
+from models import EMBEDDED
+
+CHATS = 8
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    return texts_of(EMBEDDED, CHATS, 0)
+
+
+@pytest.fixture(scope="module")
+def wanted(texts: list[list[int]]) -> list[torch.Tensor]:
+    exact = torchtpu_rs.Engine(EMBEDDED, torch.zeros(1), 1024)
+    return [exact.logits(ids, all=True) for ids in texts]
+
+
+def joined(wanted: list[torch.Tensor], found: list[torch.Tensor]) -> Judged:
+    parts = [judge(*pair) for pair in zip(wanted, found, strict=True)]
+    return Judged(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def judged(arithmetic: str, texts: list[list[int]], wanted: list[torch.Tensor]) -> Judged:
+    engine = torchtpu_rs.Engine(
+        EMBEDDED, torch.zeros(1), 1024, prefill_chunk=CHUNK, arithmetic=arithmetic
+    )
+    return joined(wanted, [engine.logits(ids, all=True) for ids in texts])
+
+
+def test_compiled_arithmetic_in_bfloat16_is_within_twice_transformers_own_noise(
+    texts: list[list[int]], wanted: list[torch.Tensor]
+) -> None:
+    exact = torchtpu_rs.Engine(EMBEDDED, torch.zeros(1), 1024)
+    # Exact mode reading the same tokens one at a time: transformers' bits too.
+    noise = joined(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
+    found = judged("compiled", texts, wanted)
+    assert len(found.agrees) > 1000
+    assert 0 < found.divergence.mean() <= 2 * noise.divergence.mean()
+    assert found.margin[~found.agrees].max() < 0.5 < found.margin.median()
+
+
+def test_int8_changes_one_prediction_in_fifty_at_most_and_none_that_was_clear(
+    texts: list[list[int]], wanted: list[torch.Tensor]
+) -> None:
+    found = judged("int8", texts, wanted)
+    assert 0 < found.divergence.mean() < 0.002
+    assert found.agrees.double().mean() > 0.98
+    assert found.margin[~found.agrees].max() < 1.0 < found.margin.median()
