@@ -5,22 +5,25 @@
 //! checkpoint (`model.layers.0…`), whichever of the two naming forms the files use. Which tensors a
 //! model needs is the model's business.
 
+mod files;
+mod form;
+
+pub(crate) use form::{Arithmetic, Form};
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
+use files::{INDEX_FILE, safetensors_files};
+use form::{PART_BYTES, bytes, quantize, split};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{
     aten::{DType, MappedFile, Tensor},
     error::{Error, Result},
-    json::{Keys, read_object},
 };
-
-/// Which file holds which tensor of a sharded checkpoint.
-const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Towers of multimodal checkpoints that the text path does not load (gemma4.md 3.2).
 const OTHER_TOWERS: [&str; 6] = [
@@ -31,37 +34,6 @@ const OTHER_TOWERS: [&str; 6] = [
     "vision_embedder.",
     "audio_embedder.",
 ];
-
-/// In which operations the model's mathematics is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arithmetic {
-    /// Those of transformers, call for call, on weights `[out, in]`.
-    Exact,
-    /// Those that XLA makes the fastest program of; weights are stored `[in, out]`.
-    Compiled,
-}
-
-/// The form that tensors are wanted in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
-    pub(crate) arithmetic: Arithmetic,
-    /// Projections as int8 with one factor an output row; only with [`Arithmetic::Compiled`].
-    pub(crate) int8: bool,
-    /// Zeros in place of values: for capturing a step and for cost estimates, under fake tensors. A
-    /// folder with nothing but config.json will do.
-    pub(crate) shapes_only: bool,
-}
-
-impl Form {
-    /// The checkpoint's values, multiplied as transformers does.
-    pub(crate) const EXACT: Self =
-        Self { arithmetic: Arithmetic::Exact, int8: false, shapes_only: false };
-
-    /// What compiled programs compute with.
-    pub(crate) const fn compiled(int8: bool) -> Self {
-        Self { arithmetic: Arithmetic::Compiled, int8, shapes_only: false }
-    }
-}
 
 /// A file of the checkpoint.
 struct Shard {
@@ -306,36 +278,6 @@ impl Weights {
     }
 }
 
-/// Most bytes of a part of a compiled projection's weight on a v5e. XLA brings a weight into the chip's 128 MiB
-/// of vector memory while earlier instructions run, if there is room for all of it; 9 MiB is half of
-/// E2B's widest projection in int8 (docs/log.md has other sizes).
-const PART_BYTES: usize = 9 << 20;
-
-/// `weight` `[in, out]` in parts of its outputs, all equally wide but the last, of at most `part_bytes` each.
-fn split(weight: &Tensor, part_bytes: usize) -> Result<Vec<Tensor>> {
-    let outputs = weight.sizes()?[1] as usize;
-    let width = outputs.div_ceil((bytes(weight)? as usize).div_ceil(part_bytes).max(1)) as i64;
-    (0..outputs as i64)
-        .step_by(width.max(1) as usize)
-        .map(|start| weight.narrow(1, start, width.min(outputs as i64 - start)))
-        .collect()
-}
-
-fn bytes(tensor: &Tensor) -> Result<u64> {
-    Ok(tensor.sizes()?.iter().product::<i64>() as u64 * tensor.dtype()?.bytes() as u64)
-}
-
-/// int8 values and one factor for each row of `weight` `[rows, columns]`: the row's largest magnitude
-/// becomes 127.
-fn quantize(weight: &Tensor) -> Result<(Tensor, Tensor)> {
-    let weight = weight.to_dtype(DType::F32)?;
-    // A row of zeros has no magnitude to divide by.
-    let scale =
-        weight.abs()?.amax_last()?.div_scalar(127.0)?.clamp_min(f64::from(f32::MIN_POSITIVE))?;
-    let values = weight.div(&scale)?.round()?.to_dtype(DType::I8)?;
-    Ok((values, scale))
-}
-
 /// The tensor's name in a text-only checkpoint.
 fn text_only_name(name: &str) -> String {
     match name.strip_prefix("model.language_model.") {
@@ -361,47 +303,6 @@ fn model_dtype(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// File names of a folder's checkpoint, each with the tensors the index promises in it.
-///
-/// With an index only its files count; without one, every `*.safetensors` file does.
-fn safetensors_files(folder: &Path) -> Result<BTreeMap<String, Vec<String>>> {
-    let index = folder.join(INDEX_FILE);
-    if index.is_file() {
-        return indexed_files(&index);
-    }
-    let io = |source| Error::Io { path: folder.to_owned(), source };
-    let mut files = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).map_err(io)? {
-        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
-        if Path::new(&name).extension().is_some_and(|suffix| suffix == "safetensors") {
-            files.insert(name, Vec::new());
-        }
-    }
-    Ok(files)
-}
-
-fn indexed_files(index: &Path) -> Result<BTreeMap<String, Vec<String>>> {
-    let object = read_object(index)?;
-    let top = Keys::new(index, &object);
-    let map = top
-        .object("weight_map")?
-        .ok_or_else(|| top.wrong("weight_map", "expected an object, found none".into()))?;
-    let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for name in map.names() {
-        let file = map.text(name)?.unwrap_or_default();
-        let mut parts = Path::new(file).components();
-        // One plain file name: no folder, no `..`, no absolute path can lead outside.
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-            return Err(map.wrong(
-                name,
-                format!("expected the name of a file in the same folder, found `{file}`"),
-            ));
-        }
-        files.entry(file.to_owned()).or_default().push(name.to_owned());
-    }
-    Ok(files)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -411,33 +312,5 @@ mod tests {
         assert_eq!(text_only_name("model.language_model.norm.weight"), "model.norm.weight");
         assert_eq!(text_only_name("model.norm.weight"), "model.norm.weight");
         assert_eq!(text_only_name("lm_head.weight"), "lm_head.weight");
-    }
-
-    #[test]
-    fn the_parts_of_a_weight_are_small_enough_and_join_to_the_whole() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let values: Vec<u8> = (0..40_i64).flat_map(i64::to_le_bytes).collect();
-        std::fs::write(file.path(), values).unwrap();
-        let map = MappedFile::open(file.path()).unwrap();
-        let weight = map.tensor(0..320, &[4, 10], DType::I64).unwrap();
-        for (part_bytes, widths) in [(1 << 20, vec![10]), (200, vec![5, 5]), (150, vec![4, 4, 2])] {
-            let parts = split(&weight, part_bytes).unwrap();
-            let found: Vec<_> = parts.iter().map(|part| part.sizes().unwrap()[1]).collect();
-            assert_eq!(found, widths);
-            let joined = Tensor::cat(&parts.iter().collect::<Vec<_>>(), 1).unwrap();
-            assert_eq!(joined.read_i64().unwrap(), (0..40).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn an_index_may_name_only_files_of_its_own_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let index = folder.path().join(INDEX_FILE);
-        for file in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", "."] {
-            let json = serde_json::json!({"weight_map": {"model.norm.weight": file}});
-            std::fs::write(&index, json.to_string()).unwrap();
-            let text = indexed_files(&index).unwrap_err().to_string();
-            assert!(text.contains("model.norm.weight") && text.contains("same folder"), "{text}");
-        }
     }
 }
