@@ -61,6 +61,11 @@ impl<'a> Keys<'a> {
         self.object.contains_key(key)
     }
 
+    /// Whether the key is there and not null.
+    pub(crate) fn is_set(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
     /// A missing key and a null are the same.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())

@@ -63,7 +63,7 @@ impl Step {
         like: &Tensor,
         on_layer: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        let mut weights = Weights::open(folders, like.alias()?, form)?;
+        let mut weights = Weights::open(folders, like.alias()?, form)?.packed_by(&config.schemes);
         let model = Gemma4::load(config, &mut weights, like, on_layer)?;
         let Shape { slots, context, chunk } = shape;
         let cache = match chunk {

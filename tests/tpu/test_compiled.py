@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer
 
 import torchtpu_rs
 from models import EMBEDDED
-from tests import checkpoints
+from tests import checkpoints, quantized_checkpoints
+from tests.quantized_checkpoints import Packing
 from tests.tpu.conftest import CONTEXT, PLAN, compiled, exact, prompt
 from torchtpu_rs import capture
 from torchtpu_rs.capture import Programs
@@ -64,6 +66,21 @@ def test_values_that_are_raw_keys_and_kv_heads_of_their_own_compile_too(k_eq_v: 
     for length in (3, 40):
         wanted = exact(k_eq_v).decode(prompt(length), NEW, [])
         assert engine.decode(prompt(length), NEW, [], 8).ids == wanted.ids
+
+
+def test_packed_weights_are_unpacked_for_programs_and_made_int8_from_there(
+    dense: Path, tmp_path: Path
+) -> None:
+    packed = quantized_checkpoints.make(tmp_path, dense, Packing(tables=True))
+    plan = Plan(slots=2, chunks=(16,), steps=(8,))
+    wanted = exact(packed).decode(prompt(19), NEW, [])
+    assert compiled(packed, plan=plan)[0].decode(prompt(19), NEW, [], 8).ids == wanted.ids
+    judge = torchtpu_rs.Engine(
+        packed, torch.zeros(1), CONTEXT, dtype="float32", prefill_chunk=16, arithmetic="int8"
+    )
+    engine, _ = compiled(packed, plan=replace(plan, int8=True))
+    assert engine.info()["weight_format"] == "int8"
+    assert engine.decode(prompt(19), NEW, [], 8).ids == judge.decode(prompt(19), NEW, []).ids
 
 
 def test_the_embedded_model_answers_in_bfloat16_as_exact_mode_does() -> None:

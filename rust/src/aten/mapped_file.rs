@@ -1,8 +1,8 @@
-//! A file mapped for reading, and tensors over its bytes.
+//! A file mapped for reading, or memory filled once; and tensors over the bytes.
 
 use std::{ffi::c_void, fs::File, ops::Range, path::Path, sync::Arc};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use super::{DType, Tensor, ffi};
 use crate::error::{Error, Result};
@@ -24,6 +24,17 @@ impl MappedFile {
         // rewrites the checkpoint under a running server, which the README forbids.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(Arc::new(Self { map }))
+    }
+
+    /// `len` bytes of memory that `fill` writes, in place of a file's.
+    ///
+    /// # Errors
+    /// `Input` when there is no such memory.
+    pub(crate) fn in_memory(len: usize, fill: impl FnOnce(&mut [u8])) -> Result<Arc<Self>> {
+        let refused = |error| Error::Input(format!("expected {len} bytes of memory: {error}"));
+        let mut map = MmapMut::map_anon(len).map_err(refused)?;
+        fill(&mut map);
+        Ok(Arc::new(Self { map: map.make_read_only().map_err(refused)? }))
     }
 
     /// The file's bytes.

@@ -5,6 +5,9 @@
 //! here touches a tensor.
 
 mod layers;
+mod quantization;
+
+pub(crate) use quantization::Scheme;
 
 use std::path::{Path, PathBuf};
 
@@ -126,6 +129,8 @@ pub(crate) struct Config {
     pub(crate) eos_token_ids: Vec<i64>,
     /// Ids that are never chosen (`suppress_tokens` of `generation_config.json`; 12B has two).
     pub(crate) suppress_tokens: Vec<i64>,
+    /// How weights may be packed, in any of the folders; none where nothing is quantized.
+    pub(crate) schemes: Vec<Scheme>,
 }
 
 impl Config {
@@ -147,7 +152,15 @@ impl Config {
         let generation_file = folder.join("generation_config.json");
         let generation =
             if generation_file.is_file() { Some(read_object(&generation_file)?) } else { None };
-        Self::from_json(&file, &top, generation.as_ref().map(|json| (&*generation_file, json)))
+        let generation = generation.as_ref().map(|json| (&*generation_file, json));
+        let mut config = Self::from_json(&file, &top, generation)?;
+        // Tables may be packed in another folder than the projections.
+        for other in folders.iter().map(|folder| folder.join("config.json")) {
+            if other != file && other.is_file() {
+                config.schemes.extend(schemes_of(&Keys::new(&other, &read_object(&other)?))?);
+            }
+        }
+        Ok(config)
     }
 
     /// `file` and the path in `generation` are only named in errors.
@@ -194,6 +207,7 @@ impl Config {
                 }
                 None => Vec::new(),
             },
+            schemes: schemes_of(&root)?,
             layers,
         };
         config.check(&text)?;
@@ -252,6 +266,15 @@ impl Config {
 }
 
 /// Names what this version cannot run, before anything is loaded.
+fn schemes_of(root: &Keys<'_>) -> Result<Vec<Scheme>> {
+    let text = root.object("text_config")?;
+    let nested = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
+    match root.object("quantization_config")?.or(nested) {
+        Some(quantization) => quantization::schemes(&quantization),
+        None => Ok(Vec::new()),
+    }
+}
+
 fn refuse_unsupported(root: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
     let unsupported = |what: String| Error::Unsupported { file: root.file().to_owned(), what };
     let model_type = text.text("model_type")?.unwrap_or("gemma4_text");
@@ -262,9 +285,6 @@ fn refuse_unsupported(root: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
     }
     if text.flag("enable_moe_block")? {
         return Err(unsupported("a mixture of experts (`enable_moe_block`: true)".into()));
-    }
-    if root.object("quantization_config")?.or(text.object("quantization_config")?).is_some() {
-        return Err(unsupported("a quantized checkpoint (`quantization_config`)".into()));
     }
     if text.flag("attention_bias")? {
         return Err(unsupported("bias in attention (`attention_bias`: true)".into()));

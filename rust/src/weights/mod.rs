@@ -7,11 +7,12 @@
 
 mod files;
 mod form;
+mod packed;
 
 pub(crate) use form::{Arithmetic, Form};
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -22,6 +23,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::{
     aten::{DType, MappedFile, Tensor},
+    config::Scheme,
     error::{Error, Result},
 };
 
@@ -61,12 +63,14 @@ pub(crate) struct Weights {
     /// A one-element tensor of the device and element type weights are moved to.
     like: Tensor,
     form: Form,
+    /// How weights may be packed.
+    schemes: Vec<Scheme>,
     taken: BTreeSet<String>,
     bytes: u64,
 }
 
 impl Weights {
-    /// Opens every safetensors file of `folders`; a name found in several folders is taken from the first.
+    /// Opens every safetensors file of `folders`; a weight found in several folders is taken from the first.
     ///
     /// # Errors
     /// `Io`, `Format` or `Input` naming the file or folder.
@@ -77,6 +81,7 @@ impl Weights {
             entries: HashMap::new(),
             like,
             form,
+            schemes: Vec::new(),
             taken: BTreeSet::new(),
             bytes: 0,
         };
@@ -99,9 +104,11 @@ impl Weights {
                     }
                 }
             }
-            for (name, entry) in found {
-                weights.entries.entry(name).or_insert(entry);
-            }
+            // A weight comes from one folder whole, packed or not.
+            let there: HashSet<_> =
+                weights.entries.keys().map(|name| owner(name).to_owned()).collect();
+            found.retain(|name, _| !there.contains(owner(name)));
+            weights.entries.extend(found);
         }
         if weights.entries.is_empty() && !form.shapes_only {
             return Err(Error::Input(format!(
@@ -149,9 +156,14 @@ impl Weights {
         Ok(entries)
     }
 
-    /// Whether `name` is in the checkpoint.
+    /// Packed weights may be packed in these ways.
+    pub(crate) fn packed_by(self, schemes: &[Scheme]) -> Self {
+        Self { schemes: schemes.to_vec(), ..self }
+    }
+
+    /// Whether the weight `name` is in the checkpoint, packed or not.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.entries.contains_key(name)
+        self.entries.contains_key(name) || self.is_packed(name)
     }
 
     /// The tensor `name` with exactly `shape`, in the model's element type on the model's device.
@@ -207,7 +219,10 @@ impl Weights {
             return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
         }
         let Some(entry) = self.entries.get(name) else {
-            return Err(self.missing(name));
+            return match shape {
+                &[rows, columns] if self.is_packed(name) => self.unpack(name, [rows, columns]),
+                _ => Err(self.missing(name)),
+            };
         };
         if entry.shape != shape {
             let reason =
@@ -223,8 +238,13 @@ impl Weights {
             return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
         }
         let shard = &self.shards[entry.shard];
-        let range = shard.data_start + entry.range.start..shard.data_start + entry.range.end;
-        shard.map.tensor(range, &sizes, dtype)
+        shard.map.tensor(self.range_of(entry), &sizes, dtype)
+    }
+
+    /// Where `entry` lies in its shard's map.
+    fn range_of(&self, entry: &Entry) -> std::ops::Range<usize> {
+        let start = self.shards[entry.shard].data_start;
+        start + entry.range.start..start + entry.range.end
     }
 
     /// Bytes of the tensors taken so far, in the model's element type.
@@ -255,7 +275,7 @@ impl Weights {
             .filter(|(name, _)| !self.taken.contains(*name) && !is_other(name) && !ignorable(name))
             .collect();
         let Some((name, entry)) = left.into_iter().next() else { return Ok(()) };
-        if name.contains(".weight_packed") || name.contains(".weight_scale") {
+        if name.contains(".weight_") {
             return Err(Error::Unsupported {
                 file: self.shards[entry.shard].path.clone(),
                 what: format!("a quantized weight (`{}`)", entry.name),
@@ -275,6 +295,14 @@ impl Weights {
     fn wrong(&self, entry: &Entry, reason: String) -> Error {
         let file = self.shards[entry.shard].path.clone();
         Error::Tensor { file, name: entry.name.clone(), reason }
+    }
+}
+
+/// The module a weight belongs to, for the tensors of a packed one too; any other tensor is its own.
+fn owner(name: &str) -> &str {
+    match name.rsplit_once('.') {
+        Some((module, last)) if last == "weight" || last.starts_with("weight_") => module,
+        _ => name,
     }
 }
 
@@ -306,6 +334,14 @@ fn model_dtype(dtype: Dtype) -> Option<DType> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_tensors_of_a_packed_weight_have_one_owner() {
+        for name in ["a.q_proj.weight", "a.q_proj.weight_packed", "a.q_proj.weight_scale"] {
+            assert_eq!(owner(name), "a.q_proj");
+        }
+        assert_eq!(owner("model.layers.0.layer_scalar"), "model.layers.0.layer_scalar");
+    }
 
     #[test]
     fn both_naming_forms_lead_to_the_text_only_name() {

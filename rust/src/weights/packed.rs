@@ -1,0 +1,327 @@
+//! Integers packed into words → values: compressed-tensors' `pack-quantized` (gemma4.md 5.1, 5.2).
+//!
+//! A weight `X.weight` `[out, in]` is stored as `X.weight_packed`, words of 32 bits that hold the integers of a row,
+//! lowest bits first, each plus half its range; `X.weight_scale`, a factor for each row and group of columns; and
+//! `X.weight_shape`. Asymmetric ones have `X.weight_zero_point`, packed likewise along rows.
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use super::{Entry, Weights, model_dtype};
+use crate::{
+    aten::{DType, MappedFile, Tensor},
+    config::Scheme,
+    error::{Error, Result},
+};
+
+/// The tables that are looked up in and not multiplied with.
+const TABLES: [&str; 2] = ["model.embed_tokens.weight", "model.embed_tokens_per_layer.weight"];
+
+impl Weights {
+    /// Whether the weight `name` is stored packed.
+    pub(super) fn is_packed(&self, name: &str) -> bool {
+        self.entries.contains_key(&format!("{name}_packed"))
+    }
+
+    /// The values of the packed weight `name`, on the host and in the model's element type.
+    ///
+    /// # Errors
+    /// `Unsupported` without a scheme in config.json; `MissingTensor`, `Tensor` naming what does not fit it.
+    pub(super) fn unpack(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor> {
+        let part = |ending: &str| self.entries.get(&format!("{name}_{ending}"));
+        let needed =
+            |ending: &str| part(ending).ok_or_else(|| self.missing(&format!("{name}_{ending}")));
+        let (packed, scale) = (needed("packed")?, needed("scale")?);
+        let zero_point = part("zero_point");
+        if self.schemes.is_empty() {
+            return Err(Error::Unsupported {
+                file: self.shards[packed.shard].path.clone(),
+                what: format!(
+                    "a quantized weight (`{}`) without `quantization_config` in config.json",
+                    packed.name
+                ),
+            });
+        }
+        let fits = |layout: &Layout| {
+            packed.shape == layout.packed()
+                && scale.shape == layout.scale()
+                && zero_point.map(|entry| &*entry.shape)
+                    == layout.zero_point().as_ref().map(|s| &s[..])
+        };
+        let layouts = self.schemes.iter().filter_map(|&scheme| Layout::new(shape, scheme));
+        let Some(layout) = layouts.into_iter().find(fits) else {
+            let reason = format!(
+                "expected {shape:?} packed as config.json says ({}), found words {:?}, factors {:?} and {}",
+                self.schemes.iter().map(Scheme::to_string).collect::<Vec<_>>().join(", "),
+                packed.shape,
+                scale.shape,
+                zero_point
+                    .map_or("no zero points".to_owned(), |z| format!("zero points {:?}", z.shape)),
+            );
+            return Err(self.wrong(packed, reason));
+        };
+        for entry in [Some(packed), zero_point].into_iter().flatten() {
+            if entry.dtype != Dtype::I32 {
+                return Err(self.wrong(entry, format!("expected I32, found {:?}", entry.dtype)));
+            }
+        }
+        let Some(scale_dtype) = model_dtype(scale.dtype) else {
+            let reason = format!("expected BF16, F16 or F32, found {:?}", scale.dtype);
+            return Err(self.wrong(scale, reason));
+        };
+        let stored = needed("shape")?;
+        self.check_shape(stored, shape)?;
+
+        let to = self.like.dtype()?;
+        let sizes = [shape[0] as i64, shape[1] as i64];
+        let values = if self.form.shapes_only {
+            Tensor::zeros(&sizes, to, &self.like)?
+        } else {
+            let product = if self.is_unpacked_beforehand() { scale_dtype } else { to };
+            let words = (self.bytes_of(packed), zero_point.map(|entry| self.bytes_of(entry)));
+            let factors = (self.bytes_of(scale), scale_dtype);
+            let len = shape[0] * shape[1] * to.bytes();
+            let memory = MappedFile::in_memory(len, |out| {
+                layout.dequantize(words, factors, (product, to), out);
+            })?;
+            memory.tensor(0..len, &sizes, to)?
+        };
+        for ending in ["packed", "scale", "shape", "zero_point"] {
+            self.taken.insert(format!("{name}_{ending}"));
+        }
+        Ok(values)
+    }
+
+    /// Transformers 5.24 multiplies integer and factor in the model's type where it runs a checkpoint as stored. It cannot where
+    /// a table is packed or integers have zero points: then it unpacks all weights beforehand
+    /// (`dequantize=True`), in the factors' own type.
+    fn is_unpacked_beforehand(&self) -> bool {
+        TABLES.iter().any(|table| self.is_packed(table))
+            || self.schemes.iter().any(|scheme| !scheme.symmetric)
+    }
+
+    /// `weight_shape` says the shape without padding.
+    fn check_shape(&self, entry: &Entry, shape: [usize; 2]) -> Result<()> {
+        let numbers: Vec<_> = match entry.dtype {
+            Dtype::I64 => self.bytes_of(entry).chunks_exact(8).map(little).collect(),
+            Dtype::I32 => self.bytes_of(entry).chunks_exact(4).map(little).collect(),
+            _ => Vec::new(),
+        };
+        if numbers != shape.map(|size| size as u64) {
+            let reason = format!("expected {shape:?} by config.json, found {numbers:?}");
+            return Err(self.wrong(entry, reason));
+        }
+        Ok(())
+    }
+
+    fn bytes_of(&self, entry: &Entry) -> &[u8] {
+        &self.shards[entry.shard].map.bytes()[self.range_of(entry)]
+    }
+}
+
+/// A number from up to eight bytes, the lowest first.
+fn little(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// A packed weight's shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    rows: usize,
+    columns: usize,
+    scheme: Scheme,
+}
+
+impl Layout {
+    /// `None` when the group size does not divide the columns, or a group does not begin at a whole byte.
+    pub(super) fn new(shape: [usize; 2], scheme: Scheme) -> Option<Self> {
+        let [rows, columns] = shape;
+        let divides = scheme.group_size.is_none_or(|size| {
+            columns.is_multiple_of(size) && (size * scheme.num_bits).is_multiple_of(8)
+        });
+        divides.then_some(Self { rows, columns, scheme })
+    }
+
+    fn per_word(&self) -> usize {
+        32 / self.scheme.num_bits
+    }
+
+    fn group_size(&self) -> usize {
+        self.scheme.group_size.unwrap_or(self.columns)
+    }
+
+    /// Shape of `weight_packed`.
+    pub(super) fn packed(&self) -> [usize; 2] {
+        [self.rows, self.columns.div_ceil(self.per_word())]
+    }
+
+    /// Shape of `weight_scale`.
+    pub(super) fn scale(&self) -> [usize; 2] {
+        [self.rows, self.columns / self.group_size()]
+    }
+
+    /// Shape of `weight_zero_point`; `None` where there is none.
+    pub(super) fn zero_point(&self) -> Option<[usize; 2]> {
+        let [rows, groups] = self.scale();
+        (!self.scheme.symmetric).then(|| [rows.div_ceil(self.per_word()), groups])
+    }
+
+    /// The integer at `index` of those packed in `words`.
+    fn integer(&self, word: u32, index: usize) -> i32 {
+        let bits = self.scheme.num_bits;
+        let value = (word >> (bits * (index % self.per_word()))) & ((1 << bits) - 1);
+        value as i32 - (1 << (bits - 1))
+    }
+
+    /// Every value, rounded to `product` and then to `to`, as bytes of `to`, into `out`: `[rows, columns]`.
+    ///
+    /// `packed` and `zero_point` are little-endian words, `scale` values of `scale_dtype`, all in the shapes
+    /// above. An integer times a factor is exact in float32 unless the factor itself is float32.
+    pub(super) fn dequantize(
+        &self,
+        (packed, zero_point): (&[u8], Option<&[u8]>),
+        (scale, scale_dtype): (&[u8], DType),
+        (product, to): (DType, DType),
+        out: &mut [u8],
+    ) {
+        let [_, groups] = self.scale();
+        // A factor is rounded to the type that it multiplies in.
+        let factor = |row, group| round(float(scale, row * groups + group, scale_dtype), product);
+        let zero = |row, group| {
+            zero_point.map_or(0, |zeros| {
+                self.integer(word(zeros, row / self.per_word() * groups + group), row)
+            })
+        };
+        let value = |q: i32, factor| round(q as f32 * factor, product);
+        match to {
+            DType::Bf16 => {
+                let encode = |q, factor| bf16::from_f32(value(q, factor)).to_ne_bytes();
+                self.fill(packed, (factor, zero), encode, out);
+            }
+            DType::F16 => {
+                let encode = |q, factor| f16::from_f32(value(q, factor)).to_ne_bytes();
+                self.fill(packed, (factor, zero), encode, out);
+            }
+            _ => self.fill(packed, (factor, zero), |q, f| value(q, f).to_ne_bytes(), out),
+        }
+    }
+
+    /// Writes `encode(integer, factor)` for every value; factors and zero points are those of a row and group.
+    fn fill<const N: usize>(
+        &self,
+        packed: &[u8],
+        (factor, zero): (impl Fn(usize, usize) -> f32 + Sync, impl Fn(usize, usize) -> i32 + Sync),
+        encode: impl Fn(i32, f32) -> [u8; N] + Sync,
+        out: &mut [u8],
+    ) {
+        let (size, row_bytes, out_row) =
+            (self.group_size(), 4 * self.packed()[1], self.columns * N);
+        let one_row = |row: usize, words: &[u8], out: &mut [u8]| {
+            let (out, _) = out.as_chunks_mut::<N>();
+            for (group, out) in out.chunks_exact_mut(size).enumerate() {
+                let (factor, zero) = (factor(row, group), zero(row, group));
+                if self.scheme.num_bits == 4 {
+                    // Sixteen values occur in a group.
+                    let table: [_; 16] =
+                        std::array::from_fn(|code| encode(code as i32 - 8 - zero, factor));
+                    // Groups begin at whole bytes: `new` asks for an even size.
+                    let bytes = &words[group * size / 2..];
+                    for (&byte, pair) in bytes.iter().zip(out.chunks_mut(2)) {
+                        pair[0] = table[usize::from(byte & 15)];
+                        if let Some(second) = pair.get_mut(1) {
+                            *second = table[usize::from(byte >> 4)];
+                        }
+                    }
+                } else {
+                    for (&byte, out) in words[group * size..].iter().zip(out) {
+                        *out = encode(i32::from(byte) - 128 - zero, factor);
+                    }
+                }
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let rows = self.rows.div_ceil(threads);
+        std::thread::scope(|scope| {
+            let parts = packed.chunks(rows * row_bytes).zip(out.chunks_mut(rows * out_row));
+            for (part, (packed, out)) in parts.enumerate() {
+                let one_row = &one_row;
+                scope.spawn(move || {
+                    let lines = packed.chunks_exact(row_bytes).zip(out.chunks_exact_mut(out_row));
+                    for (row, (words, out)) in lines.enumerate() {
+                        one_row(part * rows + row, words, out);
+                    }
+                });
+            }
+        });
+    }
+}
+
+fn word(bytes: &[u8], index: usize) -> u32 {
+    let bytes = &bytes[4 * index..4 * index + 4];
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+fn float(bytes: &[u8], index: usize, dtype: DType) -> f32 {
+    let half = || [bytes[2 * index], bytes[2 * index + 1]];
+    match dtype {
+        DType::Bf16 => bf16::from_le_bytes(half()).to_f32(),
+        DType::F16 => f16::from_le_bytes(half()).to_f32(),
+        _ => f32::from_bits(word(bytes, index)),
+    }
+}
+
+fn round(value: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::Bf16 => bf16::from_f32(value).to_f32(),
+        DType::F16 => f16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(scheme: Scheme, shape: [usize; 2], words: &[u32], zeros: Option<&[u32]>) -> Vec<f32> {
+        let layout = Layout::new(shape, scheme).unwrap();
+        let bytes = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>();
+        let scale: Vec<u8> = std::iter::repeat_n(0.5_f32, layout.scale().iter().product())
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        let mut out = vec![0; 4 * shape[0] * shape[1]];
+        let zeros = zeros.map(bytes);
+        let (words, scale) = ((&*bytes(words), zeros.as_deref()), (&*scale, DType::F32));
+        layout.dequantize(words, scale, (DType::F32, DType::F32), &mut out);
+        out.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+
+    #[test]
+    fn four_bits_stand_lowest_first_around_eight() {
+        let scheme = Scheme { num_bits: 4, group_size: Some(8), symmetric: true };
+        let found = values(scheme, [1, 16], &[0x7654_3210, 0xfedc_ba98], None);
+        let wanted: Vec<_> = (-8..8).map(|q| q as f32 * 0.5).collect();
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn eight_bits_stand_lowest_first_around_128_and_the_last_word_is_padded() {
+        let scheme = Scheme { num_bits: 8, group_size: None, symmetric: true };
+        let found = values(scheme, [2, 3], &[0x00_80_7f_00, 0x00_00_80_ff], None);
+        assert_eq!(found, [-64.0, -0.5, 0.0, 63.5, 0.0, -64.0]);
+    }
+
+    #[test]
+    fn zero_points_are_packed_along_the_rows() {
+        let scheme = Scheme { num_bits: 4, group_size: Some(8), symmetric: false };
+        // Nine rows of eights (integer 0); zero points -8 to 7 of the first eight rows, 3 of the ninth.
+        let found = values(scheme, [9, 8], &[0x8888_8888; 9], Some(&[0x7654_3210, 0x0000_000b]));
+        let rows: Vec<_> = found.chunks(8).map(|row| row[0]).collect();
+        assert_eq!(rows, [4.0, 3.5, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5, -1.5]);
+    }
+
+    #[test]
+    fn groups_that_do_not_divide_the_columns_are_no_layout() {
+        let scheme = Scheme { num_bits: 4, group_size: Some(32), symmetric: true };
+        assert_eq!(Layout::new([4, 48], scheme), None);
+    }
+}

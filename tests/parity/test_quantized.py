@@ -1,0 +1,99 @@
+"""Exact mode on packed checkpoints is transformers with compressed-tensors, bit for bit."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+import torchtpu_rs
+from bench.exact import equal_bits, run_transformers
+from tests import checkpoints, quantized_checkpoints
+from tests.quantized_checkpoints import Packing
+
+STEPS = 24
+
+PACKINGS = {
+    "w4a16": Packing(),
+    "groups_of_16": Packing(group_size=16),
+    "channel": Packing(group_size=None),
+    "asymmetric": Packing(symmetric=False),
+    "w8a16": Packing(num_bits=8, group_size=None),
+    "w8a16_asymmetric_groups": Packing(num_bits=8, symmetric=False),
+    "float16_factors": Packing(scale_dtype=torch.float16),
+    "float32_factors": Packing(scale_dtype=torch.float32),
+}
+
+
+def load(folder: Path, *, dequantize: bool, dtype: torch.dtype) -> Any:
+    """transformers' model, as stored or unpacked beforehand."""
+    options: dict[str, Any] = {}
+    if dequantize:
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    with warnings.catch_warnings():
+        # It says that the option wins over the file, which is what is wanted.
+        warnings.filterwarnings("ignore", "You passed `quantization_config`")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def assert_same_bits(
+    folders: list[Path], model: Any, dtype: torch.dtype = torch.bfloat16, length: int = 40
+) -> None:
+    ids = checkpoints.prompt(length)
+    reference = run_transformers(model, ids, STEPS)
+    name = str(dtype).removeprefix("torch.")
+    engine = torchtpu_rs.Engine(folders, torch.zeros(1), dtype=name)
+    assert equal_bits(engine.logits(ids, all=True), reference.prompt) is None
+    assert equal_bits(engine.logits(ids, reference.new_ids[:-1]), reference.steps) is None
+    assert engine.decode(ids, STEPS, stop=[]).ids == reference.new_ids
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_packed_projections_give_transformers_bits(
+    dense: Path, tmp_path: Path, packing: str, dtype: torch.dtype
+) -> None:
+    folder = quantized_checkpoints.make(tmp_path, dense, PACKINGS[packing])
+    # transformers 5.24 cannot run asymmetric ones as stored: it expects zero points that are not packed.
+    dequantize = not PACKINGS[packing].symmetric
+    assert_same_bits([folder], load(folder, dequantize=dequantize, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_packed_tables_are_unpacked_in_the_type_of_their_factors(
+    dense: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """transformers 5.24 runs them only with `dequantize=True`, which rounds there."""
+    folder = quantized_checkpoints.make(tmp_path, dense, Packing(tables=True))
+    assert_same_bits([folder], load(folder, dequantize=True, dtype=dtype), dtype)
+
+
+def test_both_naming_forms_and_tables_from_another_folder_give_the_same_logits(
+    dense: Path, tmp_path: Path
+) -> None:
+    packing = Packing(tables=True)
+    whole = quantized_checkpoints.make(tmp_path / "whole", dense, packing)
+    long_names = "model.language_model."
+    renamed = quantized_checkpoints.make(tmp_path / "long", dense, packing, prefix=long_names)
+    rest = quantized_checkpoints.make(tmp_path / "rest", dense, packing, only="rest")
+    tables = quantized_checkpoints.make(tmp_path / "tables", dense, packing, only="tables")
+    ids = checkpoints.prompt(20)
+    wanted = torchtpu_rs.Engine(whole, torch.zeros(1)).logits(ids, all=True)
+    for folders in ([renamed], [rest, tables], [tables, rest], [whole, dense]):
+        found = torchtpu_rs.Engine(folders, torch.zeros(1)).logits(ids, all=True)
+        assert torch.equal(found, wanted)
+
+
+def test_a_weight_comes_whole_from_the_first_folder_that_has_it(
+    dense: Path, tmp_path: Path
+) -> None:
+    """A dense weight in the first folder is not replaced by a packed one in the second."""
+    packed = quantized_checkpoints.make(tmp_path, dense, Packing())
+    ids = checkpoints.prompt(20)
+    wanted = torchtpu_rs.Engine(dense, torch.zeros(1)).logits(ids, all=True)
+    found = torchtpu_rs.Engine([dense, packed], torch.zeros(1)).logits(ids, all=True)
+    assert torch.equal(found, wanted)
