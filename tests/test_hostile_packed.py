@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests import quantized_checkpoints
-from tests.quantized_checkpoints import Packing
+from models.training import pack
+from models.training.pack import Packing
 from tests.test_hostile_checkpoints import edit_config, edit_tensors, refused
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -16,7 +16,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 @pytest.fixture
 def packed(dense: Path, tmp_path: Path) -> Path:
-    return quantized_checkpoints.make(tmp_path / "packed", dense, Packing())
+    return pack.make(tmp_path / "packed", dense, Packing())
 
 
 @pytest.mark.parametrize(

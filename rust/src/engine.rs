@@ -152,8 +152,9 @@ impl Engine {
         let config = Config::from_folders(&options.checkpoint)?;
         let dtype = match options.dtype.or(config.dtype) {
             Some(dtype) => dtype,
-            None => Weights::open(&options.checkpoint, options.like.alias()?, Form::EXACT)?
-                .dtype_of("model.embed_tokens.weight")?,
+            None => {
+                Weights::open(&options.checkpoint, options.like.alias()?, Form::EXACT)?.dtype()?
+            }
         };
         let like = options.like.to_dtype(dtype)?;
         let context = options.context.min(config.max_position_embeddings);

@@ -1,5 +1,6 @@
 """Exact mode on packed checkpoints is transformers with compressed-tensors, bit for bit."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 import torchtpu_rs
 from bench.exact import equal_bits, run_transformers
-from tests import checkpoints, quantized_checkpoints
-from tests.quantized_checkpoints import Packing
+from models.training import pack
+from models.training.pack import Packing
+from tests import checkpoints
 
 STEPS = 24
 
@@ -57,7 +59,7 @@ def assert_same_bits(
 def test_packed_projections_give_transformers_bits(
     dense: Path, tmp_path: Path, packing: str, dtype: torch.dtype
 ) -> None:
-    folder = quantized_checkpoints.make(tmp_path, dense, PACKINGS[packing])
+    folder = pack.make(tmp_path, dense, PACKINGS[packing])
     # transformers 5.24 cannot run asymmetric ones as stored: it expects zero points that are not packed.
     dequantize = not PACKINGS[packing].symmetric
     assert_same_bits([folder], load(folder, dequantize=dequantize, dtype=dtype), dtype)
@@ -68,7 +70,7 @@ def test_packed_tables_are_unpacked_in_the_type_of_their_factors(
     dense: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     """transformers 5.24 runs them only with `dequantize=True`, which rounds there."""
-    folder = quantized_checkpoints.make(tmp_path, dense, Packing(tables=True))
+    folder = pack.make(tmp_path, dense, Packing(tables=True))
     assert_same_bits([folder], load(folder, dequantize=True, dtype=dtype), dtype)
 
 
@@ -76,11 +78,11 @@ def test_both_naming_forms_and_tables_from_another_folder_give_the_same_logits(
     dense: Path, tmp_path: Path
 ) -> None:
     packing = Packing(tables=True)
-    whole = quantized_checkpoints.make(tmp_path / "whole", dense, packing)
+    whole = pack.make(tmp_path / "whole", dense, packing)
     long_names = "model.language_model."
-    renamed = quantized_checkpoints.make(tmp_path / "long", dense, packing, prefix=long_names)
-    rest = quantized_checkpoints.make(tmp_path / "rest", dense, packing, only="rest")
-    tables = quantized_checkpoints.make(tmp_path / "tables", dense, packing, only="tables")
+    renamed = pack.make(tmp_path / "long", dense, packing, prefix=long_names)
+    rest = pack.make(tmp_path / "rest", dense, packing, only="rest")
+    tables = pack.make(tmp_path / "tables", dense, packing, only="tables")
     ids = checkpoints.prompt(20)
     wanted = torchtpu_rs.Engine(whole, torch.zeros(1)).logits(ids, all=True)
     for folders in ([renamed], [rest, tables], [tables, rest], [whole, dense]):
@@ -88,11 +90,19 @@ def test_both_naming_forms_and_tables_from_another_folder_give_the_same_logits(
         assert torch.equal(found, wanted)
 
 
+def test_without_a_dtype_in_config_json_the_norms_say_it(dense: Path, tmp_path: Path) -> None:
+    folder = pack.make(tmp_path, dense, Packing(tables=True))
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("dtype", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torchtpu_rs.Engine(folder, torch.zeros(1)).info()["dtype"] == "bfloat16"
+
+
 def test_a_weight_comes_whole_from_the_first_folder_that_has_it(
     dense: Path, tmp_path: Path
 ) -> None:
     """A dense weight in the first folder is not replaced by a packed one in the second."""
-    packed = quantized_checkpoints.make(tmp_path, dense, Packing())
+    packed = pack.make(tmp_path, dense, Packing())
     ids = checkpoints.prompt(20)
     wanted = torchtpu_rs.Engine(dense, torch.zeros(1)).logits(ids, all=True)
     found = torchtpu_rs.Engine([dense, packed], torch.zeros(1)).logits(ids, all=True)

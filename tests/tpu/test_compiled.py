@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 import torchtpu_rs
 from models import EMBEDDED
-from tests import checkpoints, quantized_checkpoints
-from tests.quantized_checkpoints import Packing
+from models.training import pack
+from models.training.pack import Packing
+from tests import checkpoints
 from tests.tpu.conftest import CONTEXT, PLAN, compiled, exact, prompt
 from torchtpu_rs import capture
 from torchtpu_rs.capture import Programs
@@ -71,7 +72,7 @@ def test_values_that_are_raw_keys_and_kv_heads_of_their_own_compile_too(k_eq_v: 
 def test_packed_weights_are_unpacked_for_programs_and_made_int8_from_there(
     dense: Path, tmp_path: Path
 ) -> None:
-    packed = quantized_checkpoints.make(tmp_path, dense, Packing(tables=True))
+    packed = pack.make(tmp_path, dense, Packing(tables=True))
     plan = Plan(slots=2, chunks=(16,), steps=(8,))
     wanted = exact(packed).decode(prompt(19), NEW, [])
     assert compiled(packed, plan=plan)[0].decode(prompt(19), NEW, [], 8).ids == wanted.ids

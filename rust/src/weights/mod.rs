@@ -252,11 +252,13 @@ impl Weights {
         self.bytes
     }
 
-    /// The element type of `name` in its file.
+    /// The element type of the checkpoint: of its embeddings, or where these are packed of its last norm.
     ///
     /// # Errors
     /// `MissingTensor`; `Tensor` when the type is none a model runs in.
-    pub(crate) fn dtype_of(&self, name: &str) -> Result<DType> {
+    pub(crate) fn dtype(&self) -> Result<DType> {
+        let embeddings = "model.embed_tokens.weight";
+        let name = if self.is_packed(embeddings) { "model.norm.weight" } else { embeddings };
         let entry = self.entries.get(name).ok_or_else(|| self.missing(name))?;
         model_dtype(entry.dtype).ok_or_else(|| {
             let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);

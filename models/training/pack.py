@@ -1,10 +1,14 @@
-"""Tiny checkpoints packed by compressed-tensors' own code (`pack-quantized`), from those of `tests.checkpoints`.
+"""Packs a checkpoint as compressed-tensors `pack-quantized`: `python -m models.training.pack DENSE OUT`.
 
-Rounding is to nearest; what matters here is how integers, factors and zero points are stored.
+Integers, factors and zero points are laid out by compressed-tensors' own code. The published W4A16 checkpoints are the model:
+4 bits, groups of 32 columns, bfloat16 factors; with `tables` also the vocabulary tables, with float16 factors, and a head
+of their own. Projections whose columns are no whole number of groups stay as they are.
 """
 
+import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,8 @@ class Packing:
     scale_dtype: torch.dtype = torch.bfloat16
     tables: bool = False
     """Also the vocabulary tables, with float16 factors, and an own packed head (`-emb4`)."""
+    steps: tuple[float, ...] = (1.0,)
+    """Factors tried, relative to the one that reaches a group's largest value; the least squared error wins."""
 
     @property
     def arguments(self) -> QuantizationArgs:
@@ -41,22 +47,38 @@ class Packing:
         )
 
 
+PUBLISHED = Packing(tables=True, steps=tuple(1 - step / 40 for step in range(17)))
+"""W4A16 with packed tables."""
+
+
 def _pack(weight: torch.Tensor, packing: Packing, scale_dtype: torch.dtype) -> dict[str, Any]:
     """The tensors that stand for `weight` `[out, in]`, by the end of their names."""
     size = packing.group_size or weight.shape[1]
-    groups = weight.float().unflatten(-1, (-1, size))
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), packing.arguments)
-    scale = scale.to(scale_dtype)
+    groups = weight.float().reshape(weight.shape[0], -1, size)
+    largest, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), packing.arguments)
+    scheme = QuantizationScheme(targets=["Linear"], weights=packing.arguments)
+
+    def error(scale: torch.Tensor) -> torch.Tensor:
+        limit = 2 ** (packing.num_bits - 1)
+        step = scale.float().unsqueeze(-1)
+        offset = zero.float().unsqueeze(-1)
+        rounded = (groups / step + offset).round().clamp(-limit, limit - 1) - offset
+        squares: torch.Tensor = (rounded * step - groups).square()
+        return squares.sum(-1)
+
+    scale = (largest * packing.steps[0]).to(scale_dtype)
+    for step in packing.steps[1:]:
+        other = (largest * step).to(scale_dtype)
+        scale = torch.where(error(other) < error(scale), other, scale)
     state = {"weight": weight.float(), "weight_scale": scale.float()}
     if not packing.symmetric:
         state["weight_zero_point"] = zero.to(torch.int8)
-    scheme = QuantizationScheme(targets=["Linear"], weights=packing.arguments)
     packed = PackedQuantizationCompressor.compress(state, scheme)
     return {**packed, "weight_scale": scale}
 
 
-def quantization_config(packing: Packing) -> dict[str, Any]:
-    """As the published checkpoints have it in config.json."""
+def quantization_config(packing: Packing, left: Sequence[str] = ()) -> dict[str, Any]:
+    """As the published checkpoints have it in config.json; `left` are modules that stay as they are."""
 
     def group(target: str) -> dict[str, Any]:
         weights = json.loads(packing.arguments.model_dump_json())
@@ -77,7 +99,7 @@ def quantization_config(packing: Packing) -> dict[str, Any]:
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [] if packing.tables else ["lm_head"],
+        "ignore": [*left, *([] if packing.tables else ["lm_head"])],
         "kv_cache_scheme": None,
         "sparsity_config": {},
     }
@@ -92,6 +114,7 @@ def make(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
+    left: list[str] = []
     for name, tensor in load_file(dense / "model.safetensors").items():
         module = name.removesuffix(".weight")
         last = module.rsplit(".", 1)[-1]
@@ -99,14 +122,16 @@ def make(
         if only and (only == "tables") != is_table:
             continue
         new = module.replace("model.", prefix, 1)
-        linear = name.endswith(".weight") and tensor.dim() == 2 and not is_table
-        if linear or (is_table and packing.tables):
+        wanted = name.endswith(".weight") and tensor.dim() == 2 and (packing.tables or not is_table)
+        if wanted and tensor.shape[1] % (packing.group_size or 1) == 0:
             scale_dtype = torch.float16 if is_table else packing.scale_dtype
             parts = _pack(tensor, packing, scale_dtype)
             tensors |= {f"{new}.{ending}": part for ending, part in parts.items()}
             if last == "embed_tokens":
                 tensors |= {f"lm_head.{ending}": part.clone() for ending, part in parts.items()}
         else:
+            if wanted:
+                left.append(new)
             tensors[name.replace("model.", prefix, 1)] = tensor
     save_file(
         {k: t.contiguous() for k, t in tensors.items()},
@@ -114,8 +139,23 @@ def make(
         {"format": "pt"},
     )
     config = json.loads((dense / "config.json").read_text())
-    config["quantization_config"] = quantization_config(packing)
+    config["quantization_config"] = quantization_config(packing, left)
     config["tie_word_embeddings"] = not packing.tables
-    (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(dense / "generation_config.json", folder)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for file in dense.iterdir():
+        if file.suffix != ".safetensors" and file.name != "config.json":
+            shutil.copy(file, folder)
     return folder
+
+
+def main() -> None:
+    """Packs the checkpoint named on the command line with the published scheme, tables included."""
+    parser = argparse.ArgumentParser(description="Pack a checkpoint as W4A16 with int4 tables.")
+    parser.add_argument("dense", type=Path)
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    make(arguments.out, arguments.dense, PUBLISHED)
+
+
+if __name__ == "__main__":
+    main()
