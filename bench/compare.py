@@ -1,10 +1,11 @@
 """Decode and prefill speed at E2B's size, ours against transformers, in turn on one machine.
 
     python -m bench.compare [CHECKPOINT] [--rounds 3] [--out bench/results/compare.json]
+    python -m bench.compare --w4a16      # four-bit weights: multiplied as they are against unpacked, both ours
 
 Each measurement is a process of its own; between two of them the memory's read bandwidth is measured,
 because on a shared machine it changes from minute to minute and decides the decode speed. The floor is
-what a step must read (`STEP_BYTES`) at that bandwidth. Prints a table and writes the JSON it is made from.
+what a step must read (`WEIGHTS`) at that bandwidth. Prints a table and writes the JSON it is made from.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,7 +31,10 @@ DECODE_FROM, DECODE_TOKENS = 64, 24
 LONG_SECONDS = 20
 # Bytes of weights that one decode step reads: E2B's linear layers and the tied head in bfloat16
 # (1,876,819,968 + 402,653,184 weights), plus one row of the per-layer table.
-STEP_BYTES = 2 * (1_876_819_968 + 402_653_184 + 8_960)
+WEIGHTS = 1_876_819_968 + 402_653_184 + 8_960
+# Of one weight: two bytes, or four bits and a factor of two bytes for 32.
+BYTES = {"bf16": 2.0, "w4a16": 0.5 + 2 / 32}
+SIDES = {"bf16": ("rust", "transformers"), "w4a16": ("fast", "exact")}
 METRICS = {
     "decode": ("decode, tokens/s", "higher"),
     "prefill_64": ("prefill of 64, tokens/s", "higher"),
@@ -62,10 +66,10 @@ def seconds(run: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def measure_rust(folder: Path) -> dict[str, float]:
+def measure_rust(folder: Path, arithmetic: Literal["exact", "fast"]) -> dict[str, float]:
     """Ours, by its own clock for decode and from outside for the rest."""
     begun = time.perf_counter()
-    engine = torchtpu_rs.Engine(folder, torch.zeros(1), 1024)
+    engine = torchtpu_rs.Engine(folder, torch.zeros(1), 1024, arithmetic=arithmetic)
     loaded = time.perf_counter()
     engine.decode(prompt(64), 1, stop=[])
     first = time.perf_counter()
@@ -113,18 +117,21 @@ def measure_transformers(folder: Path) -> dict[str, float]:
 
 def one_side(side: str, folder: Path) -> dict[str, float]:
     """The measurements of one process."""
-    result = measure_rust(folder) if side == "rust" else measure_transformers(folder)
+    if side == "transformers":
+        result = measure_transformers(folder)
+    else:
+        result = measure_rust(folder, "fast" if side == "fast" else "exact")
     result["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return result
 
 
-def run_sides(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Ours and transformers in turn, each with the bandwidth measured before and after it."""
+def run_sides(folder: Path, rounds: int, both: tuple[str, str]) -> list[dict[str, Any]]:
+    """Both sides in turn, each with the bandwidth measured before and after it."""
     runs = []
     before = read_bandwidth()
     for number in range(rounds):
         # The order changes, so that a drift of the machine favours neither.
-        for side in ("rust", "transformers")[:: 1 if number % 2 == 0 else -1]:
+        for side in both[:: 1 if number % 2 == 0 else -1]:
             command = [sys.executable, "-m", "bench.compare", str(folder), "--side", side]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             after = read_bandwidth()
@@ -140,12 +147,11 @@ def run_sides(folder: Path, rounds: int) -> list[dict[str, Any]]:
     return runs
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def table(runs: list[dict[str, Any]], form: str) -> str:
     """Medians of both sides, and the median of the rounds' ratios, as Markdown."""
-    lines = ["| | torchtpu_rs | transformers | ratio |", "|---|---|---|---|"]
-    sides = {
-        side: [run for run in runs if run["side"] == side] for side in ("rust", "transformers")
-    }
+    sides = {side: [run for run in runs if run["side"] == side] for side in SIDES[form]}
+    lines = [f"| | {' | '.join(sides)} | ratio |", "|---|---|---|---|"]
+    step_bytes = WEIGHTS * BYTES[form]
     for key, (label, better) in METRICS.items():
         ours, theirs = ([run[key] for run in side] for side in sides.values())
         ratios = [a / b if better == "higher" else b / a for a, b in zip(ours, theirs, strict=True)]
@@ -154,8 +160,8 @@ def table(runs: list[dict[str, Any]]) -> str:
     bandwidth = statistics.median(run["bandwidth_gbs"] for run in runs)
     lines.append("")
     lines.append(
-        f"Read bandwidth beside it {bandwidth:.0f} GB/s (median); a decode step reads {STEP_BYTES / 1e9:.2f} GB, "
-        f"so the floor is {bandwidth * 1e9 / STEP_BYTES:.1f} tokens/s. Ratios above 1 are in our favour."
+        f"Read bandwidth beside it {bandwidth:.0f} GB/s (median); a decode step reads {step_bytes / 1e9:.2f} GB, "
+        f"so the floor is {bandwidth * 1e9 / step_bytes:.1f} tokens/s. Ratios above 1 are in our favour."
     )
     return "\n".join(lines)
 
@@ -163,25 +169,30 @@ def table(runs: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Reads the command line, measures, prints, writes."""
     parser = argparse.ArgumentParser(description="Compare speed with transformers.")
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=e2b_shape.scratch())
+    parser.add_argument("checkpoint", type=Path, nargs="?")
+    parser.add_argument("--w4a16", action="store_true", help="a four-bit checkpoint, two ways")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/compare.json"))
-    parser.add_argument("--side", choices=["rust", "transformers"], help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         print(json.dumps(one_side(arguments.side, arguments.checkpoint)))
         return
-    folder = e2b_shape.make(arguments.checkpoint)
-    runs = run_sides(folder, arguments.rounds)
+    form = "w4a16" if arguments.w4a16 else "bf16"
+    folder = arguments.checkpoint or e2b_shape.scratch(form)
+    e2b_shape.make(folder, w4a16=arguments.w4a16)
+    runs = run_sides(folder, arguments.rounds, SIDES[form])
     machine = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "build": torchtpu_rs.BUILD,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n")
-    print(table(runs))
+    name = "compare_w4a16.json" if arguments.w4a16 else "compare.json"
+    out = arguments.out or Path("bench/results") / name
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n")
+    print(table(runs, form))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """A checkpoint of Gemma 4 E2B's exact shape with random weights: 4.63 G parameters, 8.6 GiB.
 
-    python -m bench.e2b_shape FOLDER
+    python -m bench.e2b_shape FOLDER [--w4a16]
+
+With `--w4a16` as compressed-tensors with packed tables and head, 2.7 GiB.
 
 Speed and bits do not depend on what the weights say; they are drawn so that activations stay near 1.
 One shard is in memory at a time. Shapes: gemma4.md 1.2 and 3.1 (published config.json of E2B).
 """
 
+import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from models.training.pack import PUBLISHED, quantization_config
 from tpu import E2B
 
 HIDDEN, LAYERS, HEADS, VOCAB, PER_LAYER = 1536, 35, 8, 262144, 256
@@ -77,7 +80,34 @@ def _tensors() -> Iterator[tuple[str, torch.Tensor]]:
     yield "model.embed_tokens_per_layer.weight", table.normal_(0, PER_LAYER**-0.5)
 
 
-def make(folder: Path) -> Path:
+def _packed(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a weight `[out, in]` in four bits, of the same spread as a dense one."""
+    rows, columns = shape
+    table = "embed_tokens" in name or name.startswith("lm_head")
+    spread = (PER_LAYER if "per_layer" in name and table else columns) ** -0.5
+    # Integers from -8 to 7 are spread by 4.6.
+    scale = (1 + 0.2 * torch.randn(rows, columns // 32).clamp(-2, 2)) * (spread / 4.6)
+    words = torch.randint(-(2**31), 2**31, (rows, columns // 8), dtype=torch.int32)
+    yield f"{name}_packed", words
+    yield f"{name}_scale", scale.to(torch.float16 if table else torch.bfloat16)
+    yield f"{name}_shape", torch.tensor(shape)
+
+
+def _packed_tensors() -> Iterator[tuple[str, torch.Tensor]]:
+    with torch.device("meta"):
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in _tensors()]
+    for name, shape in [*shapes, ("lm_head.weight", (VOCAB, HIDDEN))]:
+        if len(shape) == 2:
+            yield from _packed(name, shape)
+        elif name.endswith("layer_scalar"):
+            yield name, torch.ones(1, dtype=torch.bfloat16)
+        else:
+            post = "post_" in name
+            mean = 5.0 if name == "model.norm.weight" else 0.4 if post else 1.0
+            yield name, _norm(shape[0], 0.15 if "q_norm" in name else mean, 0.1 * mean)
+
+
+def make(folder: Path, *, w4a16: bool = False) -> Path:
     """Writes the checkpoint, unless `folder` has it whole already; returns `folder`."""
     index_file = folder / "model.safetensors.index.json"
     if index_file.is_file():
@@ -96,13 +126,17 @@ def make(folder: Path) -> Path:
         shard.clear()
         shards += 1
 
-    for name, tensor in _tensors():
+    for name, tensor in _packed_tensors() if w4a16 else _tensors():
         shard[name] = tensor
         if sum(held.numel() for held in shard.values()) > WEIGHTS_PER_SHARD:
             flush()
     if shard:
         flush()
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    config = dict(CONFIG)
+    if w4a16:
+        config["tie_word_embeddings"] = False
+        config["quantization_config"] = quantization_config(PUBLISHED)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     ends = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 106, 50]}
     (folder / "generation_config.json").write_text(json.dumps(ends))
     # Written last: its presence says that the checkpoint is whole.
@@ -116,11 +150,16 @@ def prompt(tokens: int) -> list[int]:
     return [2, *torch.randint(107, 2048, (tokens - 1,), generator=generator).tolist()]
 
 
-def scratch() -> Path:
+def scratch(kind: str = "bf16") -> Path:
     """Where the checkpoint is kept: $TORCHTPU_SCRATCH, else a cache folder of the user's."""
     root = os.environ.get("TORCHTPU_SCRATCH") or Path.home() / ".cache" / "torchtpu_rs"
-    return Path(root) / "e2b-shape-bf16"
+    return Path(root) / f"e2b-shape-{kind}"
 
 
 if __name__ == "__main__":
-    print(make(Path(sys.argv[1]) if len(sys.argv) > 1 else scratch()))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--w4a16", action="store_true")
+    arguments = parser.parse_args()
+    kind = "w4a16" if arguments.w4a16 else "bf16"
+    print(make(arguments.folder or scratch(kind), w4a16=arguments.w4a16))

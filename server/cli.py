@@ -97,6 +97,14 @@ def serve(
         str | None,
         typer.Option(envvar="TORCHTPU_WEIGHT_FORMAT", help="int8, on tpu. Default: as stored."),
     ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            envvar="TORCHTPU_EXACT",
+            help="Unpack four-bit weights: transformers' bits, slower.",
+        ),
+    ] = False,
     slots: Annotated[
         int, typer.Option(envvar="TORCHTPU_SLOTS", help="Rows of a compiled decode step.")
     ] = 8,
@@ -165,6 +173,7 @@ def serve(
                 "mode": mode,
                 "simulate_tpu": simulate_tpu,
                 "weight_format": weight_format,
+                "exact": exact,
                 "slots": slots,
                 "compile_cache": compile_cache,
                 "max_queue": max_queue,

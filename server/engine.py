@@ -139,6 +139,7 @@ def load_engine(
     device: str,
     dtype: Dtype | None,
     prefill_chunk: int | None,
+    exact: bool,
     threads: int | None,
     tpu: Tpu,
     on_load: Callable[[int, int], object],
@@ -146,6 +147,7 @@ def load_engine(
 ) -> Engine:
     """Build the Rust engine on the calling thread, which owns it from then on.
 
+    `exact` unpacks four-bit weights; else a CPU multiplies them as they are. Other weights are transformers' either way.
     `on_compile` hears (programs there, programs in all, which comes next) from this thread while the first are compiled,
     and from another one later.
 
@@ -182,6 +184,7 @@ def load_engine(
         context,
         dtype=dtype,
         prefill_chunk=prefill_chunk,
+        arithmetic="exact" if exact or on_tpu else "fast",
         programs=programs,
         on_load=on_load,
     )

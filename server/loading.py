@@ -129,6 +129,7 @@ class ModelLoader:
             device=self._settings.device,
             dtype=self._settings.dtype,
             prefill_chunk=self._settings.prefill_chunk,
+            exact=self._settings.exact,
             threads=self._settings.threads or default_threads(folders, self._settings.device),
             tpu=Tpu(
                 mode=self._settings.mode or "compiled",

@@ -34,6 +34,8 @@ class Settings(BaseModel):
     """`tpu` is TorchTPU on this machine's CPU."""
     weight_format: Literal["int8"] | None = None
     """Projections in another format than the checkpoint's; for compiled steps."""
+    exact: bool = False
+    """transformers' numbers for four-bit weights too: they are unpacked at load."""
     slots: int = Field(default=8, ge=1, le=128)
     """Rows of a compiled decode step."""
     compile_cache: str | None = None

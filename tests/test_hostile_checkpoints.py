@@ -152,12 +152,6 @@ def test_a_tensor_without_a_place_is_named(broken: Path) -> None:
     refused(broken, "`model.layers.0.self_attn.q_proj.bias`")
 
 
-def test_a_packed_weight_is_refused_as_quantized(broken: Path) -> None:
-    packed = {"model.layers.0.mlp.up_proj.weight_packed": torch.ones(4, dtype=torch.int32)}
-    edit_tensors(broken, lambda t: t.update(packed))
-    refused(broken, "quantized", "weight_packed")
-
-
 @pytest.mark.parametrize(
     "key",
     [

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+import torchtpu_rs
 from models.training import pack
 from models.training.pack import Packing
+from tests import checkpoints
 from tests.test_hostile_checkpoints import edit_config, edit_tensors, refused
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -31,9 +33,11 @@ def packed(dense: Path, tmp_path: Path) -> Path:
         ("scale", torch.ones(64, 4, dtype=torch.bfloat16), "factors [64, 4]"),
         ("scale", torch.ones(64, 2, dtype=torch.int8), "expected BF16, F16 or F32, found I8"),
         ("shape", torch.tensor([64, 63]), "expected [64, 64] by config.json, found [64, 63]"),
-        ("shape", torch.tensor([64]), "found [64]"),
-        ("shape", torch.tensor([-64, 64]), "expected [64, 64]"),
-        ("shape", torch.tensor([64.0, 64.0]), "expected [64, 64]"),
+        ("shape", torch.tensor([64]), "expected I64 [2], found I64 [1]"),
+        ("shape", torch.zeros(1_000_000, dtype=torch.int64), "found I64 [1000000]"),
+        ("shape", torch.tensor([-64, 64]), "found [-64, 64]"),
+        ("shape", torch.tensor([64.0, 64.0]), "expected I64 [2], found F32 [2]"),
+        ("packed", torch.zeros([1] * 60, dtype=torch.int32), "words 60 dimensions"),
         ("zero_point", torch.zeros(8, 2, dtype=torch.int32), "zero points [8, 2]"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
@@ -59,6 +63,25 @@ def test_columns_stored_out_of_order_are_refused(packed: Path) -> None:
 def test_a_packed_weight_needs_quantization_config(packed: Path) -> None:
     edit_config(packed, quantization_config=...)
     refused(packed, "quantization_config", "weight_packed", "not supported")
+
+
+def test_a_weight_that_is_there_twice_is_refused(packed: Path) -> None:
+    edit_tensors(packed, lambda t: t.update({Q_PROJ: torch.ones(64, 64, dtype=torch.bfloat16)}))
+    refused(packed, Q_PROJ, "twice, packed and not")
+
+
+def test_packed_keys_and_values_that_sharing_layers_never_use_are_ignored(packed: Path) -> None:
+    """As dense ones are: uploads of Google's keep them."""
+
+    def keep(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in list(tensors.items()):
+            if name.startswith("model.layers.0.self_attn.k_proj."):
+                tensors[name.replace("layers.0", "layers.8")] = tensor.clone()
+
+    ids = checkpoints.prompt(10)
+    wanted = torchtpu_rs.Engine(packed, torch.zeros(1)).logits(ids)
+    edit_tensors(packed, keep)
+    assert torch.equal(torchtpu_rs.Engine(packed, torch.zeros(1)).logits(ids), wanted)
 
 
 def weights_of(packed: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -88,3 +111,10 @@ def test_groups_that_do_not_divide_the_columns_are_refused(packed: Path) -> None
     weights["group_size"] = 48
     edit_config(packed, quantization_config=quantization)
     refused(packed, "weight_packed", "groups of 48")
+
+
+def test_a_config_without_groups_is_refused(packed: Path) -> None:
+    quantization, _ = weights_of(packed)
+    quantization["config_groups"] = {}
+    edit_config(packed, quantization_config=quantization)
+    refused(packed, "config_groups", "found none")

@@ -5,7 +5,7 @@ import torch
 
 import torchtpu_rs
 from bench.quality import CHUNK, Judged, judge, texts_of
-from models import EMBEDDED
+from models import EMBEDDED, EMBEDDED_W4A16
 
 CHATS = 8
 
@@ -43,6 +43,27 @@ def test_compiled_arithmetic_in_bfloat16_is_within_twice_transformers_own_noise(
     assert len(found.agrees) > 1000
     assert 0 < found.divergence.mean() <= 2 * noise.divergence.mean()
     assert found.margin[~found.agrees].max() < 0.5 < found.margin.median()
+
+
+def test_four_bit_weights_multiplied_as_they_are_are_within_twice_transformers_own_noise(
+    texts: list[list[int]],
+) -> None:
+    exact = torchtpu_rs.Engine(EMBEDDED_W4A16, torch.zeros(1), 1024)
+    fast = torchtpu_rs.Engine(EMBEDDED_W4A16, torch.zeros(1), 1024, arithmetic="fast")
+    assert (exact.info()["weight_format"], fast.info()["weight_format"]) == ("bfloat16", "int4")
+    wanted = [exact.logits(ids, all=True) for ids in texts]
+    noise = joined(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
+    found = joined(wanted, [fast.logits(ids, all=True) for ids in texts])
+    # Exact mode rounds each unpacked weight to bfloat16; here none is.
+    assert 0 < found.divergence.mean() <= 2 * noise.divergence.mean()
+    assert found.margin[~found.agrees].max() < 0.5 < found.margin.median()
+
+
+def test_weights_that_are_not_packed_give_the_same_bits_in_fast_mode(
+    texts: list[list[int]], wanted: list[torch.Tensor]
+) -> None:
+    fast = torchtpu_rs.Engine(EMBEDDED, torch.zeros(1), 1024, arithmetic="fast")
+    assert torch.equal(fast.logits(texts[0], all=True), wanted[0])
 
 
 def test_int8_changes_one_prediction_in_fifty_at_most_and_none_that_was_clear(

@@ -75,7 +75,7 @@ class Engine:
         *,
         dtype: Literal["bfloat16", "float16", "float32"] | None = None,
         prefill_chunk: int | None = None,
-        arithmetic: Literal["exact", "compiled", "int8"] = "exact",
+        arithmetic: Literal["exact", "fast", "compiled", "int8"] = "exact",
         programs: Any | None = None,
         on_load: Callable[[int, int], object] | None = None,
     ) -> Engine:
@@ -90,9 +90,10 @@ class Engine:
             prefill_chunk: static shapes, for devices that compile: prompts run in padded chunks of this many
                 tokens and the cache is a ring. By default so on `tpu` (128); on `cpu` and `cuda` shapes follow
                 the text, and on `cpu` results are transformers' own, bit for bit.
-            arithmetic: what steps that run one operation at a time compute with: transformers' operations (`exact`), those
-                of compiled programs (`compiled`), or these with projections as int8 (`int8`). The last two are for judging
-                programs, which bring their own. They are slower than `exact`.
+            arithmetic: what steps that run one operation at a time compute with: transformers' operations (`exact`); the same, but
+                four-bit weights multiplied as they are stored, in bfloat16 on a CPU (`fast`); the operations of compiled
+                programs (`compiled`), and these with projections as int8 (`int8`), which are slow and there for judging
+                programs. `programs` bring their own.
             programs: a `torchtpu_rs.capture.Programs` for this checkpoint: steps are recorded, compiled whole by TorchTPU and
                 launched from there. Without it each ATen call runs by itself, as TorchTPU's execution mode says.
             on_load: called with (layers done, layers in all); what it raises ends the load.

@@ -19,6 +19,12 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 
+KEPT = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 TABLES = ("embed_tokens", "embed_tokens_per_layer")
 
 
@@ -111,6 +117,9 @@ def make(
     """Writes the packed form of the checkpoint `dense` to `folder`.
 
     `only` keeps `tables` or `rest` of the tensors; `prefix` replaces `model.` in their names.
+
+    Raises:
+        ValueError: with packed tables, when their columns are no whole groups or the head is not tied.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
@@ -121,6 +130,8 @@ def make(
         is_table = last in TABLES
         if only and (only == "tables") != is_table:
             continue
+        if packing.tables and last == "lm_head":
+            raise ValueError("expected a tied head, found lm_head.weight")
         new = module.replace("model.", prefix, 1)
         wanted = name.endswith(".weight") and tensor.dim() == 2 and (packing.tables or not is_table)
         if wanted and tensor.shape[1] % (packing.group_size or 1) == 0:
@@ -130,6 +141,8 @@ def make(
             if last == "embed_tokens":
                 tensors |= {f"lm_head.{ending}": part.clone() for ending, part in parts.items()}
         else:
+            if wanted and is_table:
+                raise ValueError(f"expected whole groups of columns, found {name} {tensor.shape}")
             if wanted:
                 left.append(new)
             tensors[name.replace("model.", prefix, 1)] = tensor
@@ -142,9 +155,9 @@ def make(
     config["quantization_config"] = quantization_config(packing, left)
     config["tie_word_embeddings"] = not packing.tables
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for file in dense.iterdir():
-        if file.suffix != ".safetensors" and file.name != "config.json":
-            shutil.copy(file, folder)
+    for name in KEPT:
+        if (dense / name).is_file():
+            shutil.copy(dense / name, folder)
     return folder
 
 

@@ -98,6 +98,10 @@ int32_t tt_num_threads(int32_t* out) {
   return guard([&] { *out = at::get_num_threads(); });
 }
 
+int32_t tt_set_num_threads(int32_t count) {
+  return guard([&] { at::set_num_threads(count); });
+}
+
 // -- making tensors --
 
 int32_t tt_from_blob(const void* data, const int64_t* sizes, int64_t dim, int32_t dtype,
@@ -149,6 +153,18 @@ int32_t tt_to_device_of(const tt_tensor* self, const tt_tensor* other, tt_tensor
 
 int32_t tt_to_cpu(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] { return self->value.to(at::kCPU); });
+}
+
+int32_t tt_host_data(tt_tensor* self, int32_t dtype, int64_t count, void** out) {
+  return guard([&] {
+    const Tensor& value = self->value;
+    if (!value.device().is_cpu() || !value.is_contiguous() ||
+        value.scalar_type() != scalar_type(dtype) || value.numel() != count) {
+      throw std::invalid_argument("expected a contiguous CPU tensor of " + std::to_string(count) +
+                                  " values of another type or shape");
+    }
+    *out = value.mutable_data_ptr();
+  });
 }
 
 int32_t tt_read_i64(const tt_tensor* self, int64_t* out, int64_t count) {

@@ -40,6 +40,8 @@ int32_t tt_device(const tt_tensor* self, char* out, size_t capacity);
 int32_t tt_inference_mode_enter(tt_inference_mode** out);
 void tt_inference_mode_leave(tt_inference_mode* guard);
 int32_t tt_num_threads(int32_t* out);
+/* Of this thread's operations from now on. */
+int32_t tt_set_num_threads(int32_t count);
 
 /* -- making tensors -----------------------------------------------------------------------------
  */
@@ -63,6 +65,8 @@ int32_t tt_type_as(const tt_tensor* self, const tt_tensor* other, tt_tensor** ou
 int32_t tt_to_device_of(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_to_cpu(const tt_tensor* self, tt_tensor** out);
 /* Copies `count` int64 values of a tensor on any device to the host. */
+/* The address of `count` values of a contiguous CPU tensor of `dtype`. */
+int32_t tt_host_data(tt_tensor* self, int32_t dtype, int64_t count, void** out);
 int32_t tt_read_i64(const tt_tensor* self, int64_t* out, int64_t count);
 int32_t tt_copy_(tt_tensor* self, const tt_tensor* source);
 int32_t tt_index_put(const tt_tensor* self, const tt_tensor* const* indices, int64_t count,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    aten::{DType, InferenceMode, Tensor},
+    aten::{DType, InferenceMode, SingleThread, Tensor},
     compiled::{Compiled, Counts, Programs},
     config::{Config, KeyValues, LayerType},
     error::{Error, Result},
@@ -172,6 +172,11 @@ impl Engine {
         };
         let mut step = Step::load(&config, &options.checkpoint, (shape, form), &like, on_layer)?;
         let (weight_bytes, cache_bytes) = (step.weight_bytes(), step.cache_bytes());
+        let weight_format = match (form.int8, step.four_bits()) {
+            (true, _) => DType::I8.name(),
+            (false, true) => "int4",
+            (false, false) => dtype.name(),
+        };
         let runner = match compile {
             None => Runner::Eager(Box::new(step)),
             Some((compile, bind)) => {
@@ -201,7 +206,7 @@ impl Engine {
             cache_bytes,
             load: begun.elapsed(),
             static_shapes: shape.chunk.is_some(),
-            weight_format: if form.int8 { DType::I8.name() } else { dtype.name() },
+            weight_format,
             slots: shape.slots,
         };
         Ok(Self { runner, info })
@@ -234,6 +239,7 @@ impl Engine {
         let stop = request.stop.unwrap_or(&eos);
         self.check(request)?;
         let _inference = InferenceMode::enter()?;
+        let _alone = self.alone()?;
 
         let begun = Instant::now();
         let mut batch = vec![self.prefill(request.ids)?];
@@ -280,6 +286,15 @@ impl Engine {
         })
     }
 
+    /// Where four-bit weights are multiplied, the other operations are small, and OpenMP's threads, which wait for the next of
+    /// them without sleeping, would take the cores from the kernels' (docs/log.md: 16.8 tokens/s, 22.2 without).
+    fn alone(&self) -> Result<Option<SingleThread>> {
+        match &self.runner {
+            Runner::Eager(step) if step.four_bits() => SingleThread::enter().map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Reads a prompt; the id that follows it.
     fn prefill(&mut self, ids: &[i64]) -> Result<i64> {
         match &mut self.runner {
@@ -311,6 +326,7 @@ impl Engine {
         let request = Request { ids, max_new: 1, stop: None, read_every: 1 };
         self.check(&request)?;
         self.check_ids("forced", forced)?;
+        let _alone = self.alone()?;
         let tokens = ids.len() + forced.len();
         if tokens > self.info.context {
             return Err(Error::ContextFull { tokens, context: self.info.context });

@@ -21,6 +21,7 @@ mod config;
 mod engine;
 mod error;
 mod json;
+mod kernels;
 mod model;
 mod sampler;
 mod step;

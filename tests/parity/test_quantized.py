@@ -98,6 +98,38 @@ def test_without_a_dtype_in_config_json_the_norms_say_it(dense: Path, tmp_path: 
     assert torchtpu_rs.Engine(folder, torch.zeros(1)).info()["dtype"] == "bfloat16"
 
 
+def test_a_strategy_that_is_not_named_follows_from_the_group_size(
+    dense: Path, tmp_path: Path
+) -> None:
+    """As compressed-tensors has it; what is null counts as missing."""
+    ids = checkpoints.prompt(10)
+    for number, (packing, size) in enumerate([(Packing(), 32), (Packing(group_size=None), -1)]):
+        folder = pack.make(tmp_path / str(number), dense, packing)
+        wanted = torchtpu_rs.Engine(folder, torch.zeros(1)).logits(ids)
+        config = json.loads((folder / "config.json").read_text())
+        weights = config["quantization_config"]["config_groups"]["group_0"]["weights"]
+        weights |= {"strategy": None, "group_size": size, "symmetric": None}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert torch.equal(torchtpu_rs.Engine(folder, torch.zeros(1)).logits(ids), wanted)
+
+
+def test_groups_of_other_modules_do_not_change_how_text_weights_are_rounded(
+    dense: Path, tmp_path: Path
+) -> None:
+    """An asymmetric vision tower is none of the text model's business."""
+    folder = pack.make(tmp_path, dense, Packing())
+    ids = checkpoints.prompt(10)
+    wanted = torchtpu_rs.Engine(folder, torch.zeros(1), dtype="float32").logits(ids)
+    config = json.loads((folder / "config.json").read_text())
+    groups = config["quantization_config"]["config_groups"]
+    tower = json.loads(json.dumps(groups["group_0"]))
+    tower["weights"]["symmetric"] = False
+    groups["group_1"] = tower | {"targets": ["re:.*vision_tower.*"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = torchtpu_rs.Engine(folder, torch.zeros(1), dtype="float32").logits(ids)
+    assert torch.equal(found, wanted)
+
+
 def test_a_weight_comes_whole_from_the_first_folder_that_has_it(
     dense: Path, tmp_path: Path
 ) -> None:

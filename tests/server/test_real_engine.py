@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from models import EMBEDDED
+from models import EMBEDDED, EMBEDDED_W4A16
 from server.loading import ModelLoader
 from server.settings import Settings
 from tests.server.live_server import Live, content_of, eventually, payloads
@@ -26,6 +26,20 @@ def real() -> Iterator[Live]:
     settings = Settings(model=(str(EMBEDDED),), context=CONTEXT)
     with contextlib.closing(Live(settings, loader=ModelLoader(settings))) as live:
         yield live.wait_until_ready()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_four_bit_weights_are_multiplied_as_they_are_unless_exactness_is_asked_for(
+    exact: bool,
+) -> None:
+    settings = Settings(model=(str(EMBEDDED_W4A16),), context=CONTEXT, exact=exact)
+    with contextlib.closing(Live(settings, loader=ModelLoader(settings))) as live:
+        live.wait_until_ready()
+        engine = live.http.get("/v1/engine").json()
+        assert engine["weight_format"] == ("bfloat16" if exact else "int4")
+        body = {"messages": [{"role": "user", "content": "What is a ring cache?"}]}
+        answer = live.http.post("/v1/chat/completions", json=body).json()
+        assert "ring cache" in answer["choices"][0]["message"]["content"].lower()
 
 
 def test_the_engine_says_what_it_is(real: Live) -> None:

@@ -29,6 +29,7 @@ unsafe extern "C" {
     pub(super) fn tt_inference_mode_enter(out: *mut *mut TtInferenceMode) -> i32;
     pub(super) fn tt_inference_mode_leave(guard: *mut TtInferenceMode);
     pub(super) fn tt_num_threads(out: *mut i32) -> i32;
+    pub(super) fn tt_set_num_threads(count: i32) -> i32;
 
     pub(super) fn tt_from_blob(
         data: *const c_void,
@@ -55,6 +56,12 @@ unsafe extern "C" {
     pub(super) fn tt_type_as(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_to_device_of(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_to_cpu(self_: Raw, out: Out) -> i32;
+    pub(super) fn tt_host_data(
+        self_: *mut TtTensor,
+        dtype: i32,
+        count: i64,
+        out: *mut *mut c_void,
+    ) -> i32;
     pub(super) fn tt_read_i64(self_: Raw, out: *mut i64, count: i64) -> i32;
     pub(super) fn tt_copy_(self_: *mut TtTensor, source: Raw) -> i32;
     pub(super) fn tt_index_put(

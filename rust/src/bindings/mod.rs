@@ -361,10 +361,11 @@ fn element_type(name: &str) -> PyResult<DType> {
 fn form(arithmetic: &str) -> PyResult<Form> {
     match arithmetic {
         "exact" => Ok(Form::EXACT),
+        "fast" => Ok(Form::FAST),
         "compiled" => Ok(Form::compiled(false)),
         "int8" => Ok(Form::compiled(true)),
         _ => Err(PyValueError::new_err(format!(
-            "expected arithmetic exact, compiled or int8, found {arithmetic:?}"
+            "expected arithmetic exact, fast, compiled or int8, found {arithmetic:?}"
         ))),
     }
 }

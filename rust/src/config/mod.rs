@@ -134,7 +134,8 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads the first folder that has a config.json, and its `generation_config.json` if there is one.
+    /// Reads the first folder that has a config.json, and its `generation_config.json` if there is one; of other
+    /// folders' only how weights are packed there.
     ///
     /// # Errors
     /// `Io`, `Format`, `Config` naming the key, `Unsupported` naming the feature.
@@ -265,7 +266,7 @@ impl Config {
     }
 }
 
-/// Names what this version cannot run, before anything is loaded.
+/// How weights may be packed by this config.json; it may stand at its top or in `text_config`.
 fn schemes_of(root: &Keys<'_>) -> Result<Vec<Scheme>> {
     let text = root.object("text_config")?;
     let nested = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
@@ -275,6 +276,7 @@ fn schemes_of(root: &Keys<'_>) -> Result<Vec<Scheme>> {
     }
 }
 
+/// Names what this version cannot run, before anything is loaded.
 fn refuse_unsupported(root: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
     let unsupported = |what: String| Error::Unsupported { file: root.file().to_owned(), what };
     let model_type = text.text("model_type")?.unwrap_or("gemma4_text");

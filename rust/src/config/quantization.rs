@@ -49,6 +49,9 @@ pub(super) fn schemes(quantization: &Keys<'_>) -> Result<Vec<Scheme>> {
     let groups = quantization.object("config_groups")?.ok_or_else(|| {
         quantization.wrong("config_groups", "expected an object, found none".into())
     })?;
+    if groups.names().next().is_none() {
+        return Err(quantization.wrong("config_groups", "expected a group, found none".into()));
+    }
     groups
         .names()
         .map(|name| match groups.object(name)? {
@@ -77,11 +80,17 @@ fn scheme(group: &Keys<'_>) -> Result<Scheme> {
     if ![4, 8].contains(&num_bits) {
         return Err(unsupported(&weights, "num_bits", &num_bits.to_string(), "4 or 8"));
     }
+    // Without a strategy the group size says it: -1 is a whole row (compressed-tensors' `QuantizationArgs`).
+    let whole_row = weights.number("group_size", -1.0..=MAX_GROUP_SIZE as f64)? == Some(-1.0);
     let group_size = match weights.text("strategy")? {
-        Some("group") => Some(weights.size("group_size", MAX_GROUP_SIZE)?),
-        _ => None,
+        Some("channel") => None,
+        None if whole_row => None,
+        None if !weights.is_set("group_size") => {
+            return Err(unsupported(&weights, "strategy", "none", "group or channel"));
+        }
+        _ => Some(weights.size("group_size", MAX_GROUP_SIZE)?),
     };
-    let symmetric = !weights.has("symmetric") || weights.flag("symmetric")?;
+    let symmetric = !weights.is_set("symmetric") || weights.flag("symmetric")?;
     Ok(Scheme { num_bits, group_size, symmetric })
 }
 

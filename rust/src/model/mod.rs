@@ -22,7 +22,7 @@ use crate::{
     cache::{Cache, Keep, StepPlan},
     config::{Config, LayerType},
     error::{Error, Result},
-    weights::{Arithmetic, Weights},
+    weights::{Arithmetic, Weights, owner},
 };
 
 /// The weights of a Gemma 4 text model, and nothing else.
@@ -195,6 +195,5 @@ fn is_unused_kv(name: &str, shared_layers: std::ops::Range<usize>) -> bool {
         return false;
     };
     layer.parse().is_ok_and(|layer| shared_layers.contains(&layer))
-        && ["self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight"]
-            .contains(&rest)
+        && ["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm"].contains(&owner(rest))
 }

@@ -1,7 +1,7 @@
 //! Safetensors files of one or more folders → named tensors on the device.
 //!
-//! Headers are checked against the file before anything is allocated; tensors are views of the mapped
-//! file, copied only where the device or the element type asks for it. Names are those of a text-only
+//! Headers are checked against the file before anything is allocated; tensors are views of the mapped file, copied only
+//! where the device or the element type asks for it, or unpacked where they are stored packed. Names are those of a text-only
 //! checkpoint (`model.layers.0…`), whichever of the two naming forms the files use. Which tensors a
 //! model needs is the model's business.
 
@@ -22,9 +22,10 @@ use form::{PART_BYTES, bytes, quantize, split};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{
-    aten::{DType, MappedFile, Tensor},
+    aten::{DType, MappedFile, Tensor, num_threads},
     config::Scheme,
     error::{Error, Result},
+    kernels::{Kernels, W4Matrix},
 };
 
 /// Towers of multimodal checkpoints that the text path does not load (gemma4.md 3.2).
@@ -67,6 +68,9 @@ pub(crate) struct Weights {
     schemes: Vec<Scheme>,
     taken: BTreeSet<String>,
     bytes: u64,
+    /// Unpacks weights, and multiplies four-bit ones as they are.
+    kernels: Arc<Kernels>,
+    four_bits: bool,
 }
 
 impl Weights {
@@ -75,6 +79,8 @@ impl Weights {
     /// # Errors
     /// `Io`, `Format` or `Input` naming the file or folder.
     pub(crate) fn open(folders: &[PathBuf], like: Tensor, form: Form) -> Result<Self> {
+        // As many as PyTorch's operations have.
+        let threads = usize::try_from(num_threads()?).unwrap_or(1);
         let mut weights = Self {
             folders: folders.to_vec(),
             shards: Vec::new(),
@@ -84,6 +90,8 @@ impl Weights {
             schemes: Vec::new(),
             taken: BTreeSet::new(),
             bytes: 0,
+            kernels: Arc::new(Kernels::new(threads)),
+            four_bits: false,
         };
         for folder in folders {
             let mut found = HashMap::new();
@@ -186,7 +194,7 @@ impl Weights {
         name: &str,
         shape: [usize; 2],
     ) -> Result<(Vec<Tensor>, Option<Tensor>)> {
-        if self.form.arithmetic == Arithmetic::Exact {
+        if self.form.arithmetic != Arithmetic::Compiled {
             return Ok((vec![self.take(name, &shape)?], None));
         }
         // On the host, so that the device never holds two forms of a weight.
@@ -205,6 +213,31 @@ impl Weights {
         }
         self.bytes += scale.as_ref().map_or(Ok(0), bytes)?;
         Ok((parts, scale))
+    }
+
+    /// A projection `[out, in]` as it is stored, where it is stored in four bits, the model runs in bfloat16 and there is
+    /// a kernel for its shape; `None` elsewhere.
+    ///
+    /// # Errors
+    /// As [`Weights::take`].
+    pub(crate) fn take_four_bits(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<Option<(W4Matrix, Arc<Kernels>)>> {
+        let fast = self.form.arithmetic == Arithmetic::Fast && self.like.dtype()? == DType::Bf16;
+        if !fast || !self.is_packed(name) {
+            return Ok(None);
+        }
+        let Some(matrix) = self.repack(name, shape)? else { return Ok(None) };
+        self.bytes += matrix.bytes() as u64;
+        self.four_bits = true;
+        Ok(Some((matrix, Arc::clone(&self.kernels))))
+    }
+
+    /// Whether any weight stayed in four bits.
+    pub(crate) fn four_bits(&self) -> bool {
+        self.four_bits
     }
 
     /// In which operations the model is to compute.
@@ -226,7 +259,7 @@ impl Weights {
         };
         if entry.shape != shape {
             let reason =
-                format!("expected shape {shape:?} by config.json, found {:?}", entry.shape);
+                format!("expected shape {shape:?} by config.json, found {}", brief(&entry.shape));
             return Err(self.wrong(entry, reason));
         }
         let Some(dtype) = model_dtype(entry.dtype) else {
@@ -269,7 +302,7 @@ impl Weights {
     /// Fails on a tensor that the model did not take and that may not be ignored.
     ///
     /// # Errors
-    /// `Tensor` naming it, `Unsupported` when it is a packed weight.
+    /// `Tensor` naming it, `Unsupported` when it is a part of a quantized weight that is not read.
     pub(crate) fn check_all_taken(&self, ignorable: impl Fn(&str) -> bool) -> Result<()> {
         let left: BTreeMap<_, _> = self
             .entries
@@ -277,6 +310,10 @@ impl Weights {
             .filter(|(name, _)| !self.taken.contains(*name) && !is_other(name) && !ignorable(name))
             .collect();
         let Some((name, entry)) = left.into_iter().next() else { return Ok(()) };
+        let dense = format!("{}.weight", owner(name));
+        if name.ends_with(".weight_packed") && self.entries.contains_key(&dense) {
+            return Err(self.wrong(entry, "this weight is here twice, packed and not".into()));
+        }
         if name.contains(".weight_") {
             return Err(Error::Unsupported {
                 file: self.shards[entry.shard].path.clone(),
@@ -300,12 +337,17 @@ impl Weights {
     }
 }
 
-/// The module a weight belongs to, for the tensors of a packed one too; any other tensor is its own.
-fn owner(name: &str) -> &str {
+/// The module that a weight belongs to, for the tensors of a packed one too; any other tensor is its own.
+pub(crate) fn owner(name: &str) -> &str {
     match name.rsplit_once('.') {
         Some((module, last)) if last == "weight" || last.starts_with("weight_") => module,
         _ => name,
     }
+}
+
+/// A shape for an error's text; a hostile file may name one of a million sizes.
+fn brief(shape: &[usize]) -> String {
+    if shape.len() > 4 { format!("{} dimensions", shape.len()) } else { format!("{shape:?}") }
 }
 
 /// The tensor's name in a text-only checkpoint.

@@ -4,15 +4,30 @@
 //! lowest bits first, each plus half its range; `X.weight_scale`, a factor for each row and group of columns; and
 //! `X.weight_shape`. Asymmetric ones have `X.weight_zero_point`, packed likewise along rows.
 
+use std::sync::Mutex;
+
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::{Entry, Weights, model_dtype};
+use super::{Entry, Weights, brief, is_other, model_dtype};
 use crate::{
     aten::{DType, MappedFile, Tensor},
     config::Scheme,
     error::{Error, Result},
+    kernels::{GROUP_SIZE, Pool, W4Matrix},
 };
+
+/// Values that a thread unpacks before it looks for more to do.
+const UNPACKED_AT_ONCE: usize = 1 << 18;
+
+/// A packed weight as its file has it.
+struct Packed<'a> {
+    layout: Layout,
+    words: &'a [u8],
+    zero_points: Option<&'a [u8]>,
+    scale: &'a [u8],
+    scale_dtype: DType,
+}
 
 /// The tables that are looked up in and not multiplied with.
 const TABLES: [&str; 2] = ["model.embed_tokens.weight", "model.embed_tokens_per_layer.weight"];
@@ -28,6 +43,60 @@ impl Weights {
     /// # Errors
     /// `Unsupported` without a scheme in config.json; `MissingTensor`, `Tensor` naming what does not fit it.
     pub(super) fn unpack(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor> {
+        let found = self.packed(name, shape)?;
+        let to = self.like.dtype()?;
+        let sizes = [shape[0] as i64, shape[1] as i64];
+        let values = if self.form.shapes_only {
+            Tensor::zeros(&sizes, to, &self.like)?
+        } else {
+            let product = if self.is_unpacked_beforehand() { found.scale_dtype } else { to };
+            let len = shape[0] * shape[1] * to.bytes();
+            let memory = MappedFile::in_memory(len, |out| {
+                let factors = (found.scale, found.scale_dtype);
+                let words = (found.words, found.zero_points);
+                let out = (out, &self.kernels.pool);
+                found.layout.dequantize(words, factors, (product, to), out);
+            })?;
+            memory.tensor(0..len, &sizes, to)?
+        };
+        self.mark_taken(name);
+        Ok(values)
+    }
+
+    /// The packed weight `name` in the order in which it is multiplied; `None` if there is no kernel for its form.
+    ///
+    /// # Errors
+    /// As [`Weights::unpack`].
+    pub(super) fn repack(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<W4Matrix>> {
+        let found = self.packed(name, shape)?;
+        let Layout { scheme, .. } = found.layout;
+        let published = Scheme { num_bits: 4, group_size: Some(GROUP_SIZE), symmetric: true };
+        if scheme != published {
+            return Ok(None);
+        }
+        let [_, words] = found.layout.packed();
+        let [_, groups] = found.layout.scale();
+        let matrix = W4Matrix::new(
+            shape,
+            |row, index| word(found.words, row * words + index),
+            |row, group| {
+                bf16::from_f32(float(found.scale, row * groups + group, found.scale_dtype))
+            },
+        );
+        if matrix.is_some() {
+            self.mark_taken(name);
+        }
+        Ok(matrix)
+    }
+
+    fn mark_taken(&mut self, name: &str) {
+        for ending in ["packed", "scale", "shape", "zero_point"] {
+            self.taken.insert(format!("{name}_{ending}"));
+        }
+    }
+
+    /// The parts of the packed weight `name`, checked against config.json.
+    fn packed(&self, name: &str, shape: [usize; 2]) -> Result<Packed<'_>> {
         let part = |ending: &str| self.entries.get(&format!("{name}_{ending}"));
         let needed =
             |ending: &str| part(ending).ok_or_else(|| self.missing(&format!("{name}_{ending}")));
@@ -50,13 +119,15 @@ impl Weights {
         };
         let layouts = self.schemes.iter().filter_map(|&scheme| Layout::new(shape, scheme));
         let Some(layout) = layouts.into_iter().find(fits) else {
+            let schemes: Vec<_> = self.schemes.iter().take(4).map(Scheme::to_string).collect();
             let reason = format!(
-                "expected {shape:?} packed as config.json says ({}), found words {:?}, factors {:?} and {}",
-                self.schemes.iter().map(Scheme::to_string).collect::<Vec<_>>().join(", "),
-                packed.shape,
-                scale.shape,
-                zero_point
-                    .map_or("no zero points".to_owned(), |z| format!("zero points {:?}", z.shape)),
+                "expected {shape:?} packed as config.json says ({}), found words {}, factors {} and {}",
+                schemes.join("; "),
+                brief(&packed.shape),
+                brief(&scale.shape),
+                zero_point.map_or("no zero points".to_owned(), |entry| {
+                    format!("zero points {}", brief(&entry.shape))
+                }),
             );
             return Err(self.wrong(packed, reason));
         };
@@ -71,25 +142,13 @@ impl Weights {
         };
         let stored = needed("shape")?;
         self.check_shape(stored, shape)?;
-
-        let to = self.like.dtype()?;
-        let sizes = [shape[0] as i64, shape[1] as i64];
-        let values = if self.form.shapes_only {
-            Tensor::zeros(&sizes, to, &self.like)?
-        } else {
-            let product = if self.is_unpacked_beforehand() { scale_dtype } else { to };
-            let words = (self.bytes_of(packed), zero_point.map(|entry| self.bytes_of(entry)));
-            let factors = (self.bytes_of(scale), scale_dtype);
-            let len = shape[0] * shape[1] * to.bytes();
-            let memory = MappedFile::in_memory(len, |out| {
-                layout.dequantize(words, factors, (product, to), out);
-            })?;
-            memory.tensor(0..len, &sizes, to)?
-        };
-        for ending in ["packed", "scale", "shape", "zero_point"] {
-            self.taken.insert(format!("{name}_{ending}"));
-        }
-        Ok(values)
+        Ok(Packed {
+            layout,
+            words: self.bytes_of(packed),
+            zero_points: zero_point.map(|entry| self.bytes_of(entry)),
+            scale: self.bytes_of(scale),
+            scale_dtype,
+        })
     }
 
     /// Transformers 5.24 multiplies integer and factor in the model's type where it runs a checkpoint as stored. It cannot where
@@ -97,17 +156,21 @@ impl Weights {
     /// (`dequantize=True`), in the factors' own type.
     fn is_unpacked_beforehand(&self) -> bool {
         TABLES.iter().any(|table| self.is_packed(table))
-            || self.schemes.iter().any(|scheme| !scheme.symmetric)
+            || self.entries.keys().any(|name| name.ends_with("_zero_point") && !is_other(name))
     }
 
     /// `weight_shape` says the shape without padding.
     fn check_shape(&self, entry: &Entry, shape: [usize; 2]) -> Result<()> {
-        let numbers: Vec<_> = match entry.dtype {
-            Dtype::I64 => self.bytes_of(entry).chunks_exact(8).map(little).collect(),
-            Dtype::I32 => self.bytes_of(entry).chunks_exact(4).map(little).collect(),
-            _ => Vec::new(),
+        let bytes = match (entry.dtype, &entry.shape[..]) {
+            (Dtype::I64, [2]) => 8,
+            (Dtype::I32, [2]) => 4,
+            (dtype, found) => {
+                let reason = format!("expected I64 [2], found {dtype:?} {}", brief(found));
+                return Err(self.wrong(entry, reason));
+            }
         };
-        if numbers != shape.map(|size| size as u64) {
+        let numbers: Vec<_> = self.bytes_of(entry).chunks_exact(bytes).map(little).collect();
+        if numbers != shape.map(|size| size as i64) {
             let reason = format!("expected {shape:?} by config.json, found {numbers:?}");
             return Err(self.wrong(entry, reason));
         }
@@ -119,9 +182,11 @@ impl Weights {
     }
 }
 
-/// A number from up to eight bytes, the lowest first.
-fn little(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+/// A signed number from its bytes, the lowest first.
+fn little(bytes: &[u8]) -> i64 {
+    let mut all = [if bytes.last().is_some_and(|&high| high > 127) { 255 } else { 0 }; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    i64::from_le_bytes(all)
 }
 
 /// A packed weight's shapes.
@@ -182,7 +247,7 @@ impl Layout {
         (packed, zero_point): (&[u8], Option<&[u8]>),
         (scale, scale_dtype): (&[u8], DType),
         (product, to): (DType, DType),
-        out: &mut [u8],
+        (out, pool): (&mut [u8], &Pool),
     ) {
         let [_, groups] = self.scale();
         // A factor is rounded to the type that it multiplies in.
@@ -196,13 +261,13 @@ impl Layout {
         match to {
             DType::Bf16 => {
                 let encode = |q, factor| bf16::from_f32(value(q, factor)).to_ne_bytes();
-                self.fill(packed, (factor, zero), encode, out);
+                self.fill(packed, (factor, zero), encode, (out, pool));
             }
             DType::F16 => {
                 let encode = |q, factor| f16::from_f32(value(q, factor)).to_ne_bytes();
-                self.fill(packed, (factor, zero), encode, out);
+                self.fill(packed, (factor, zero), encode, (out, pool));
             }
-            _ => self.fill(packed, (factor, zero), |q, f| value(q, f).to_ne_bytes(), out),
+            _ => self.fill(packed, (factor, zero), |q, f| value(q, f).to_ne_bytes(), (out, pool)),
         }
     }
 
@@ -212,7 +277,7 @@ impl Layout {
         packed: &[u8],
         (factor, zero): (impl Fn(usize, usize) -> f32 + Sync, impl Fn(usize, usize) -> i32 + Sync),
         encode: impl Fn(i32, f32) -> [u8; N] + Sync,
-        out: &mut [u8],
+        (out, pool): (&mut [u8], &Pool),
     ) {
         let (size, row_bytes, out_row) =
             (self.group_size(), 4 * self.packed()[1], self.columns * N);
@@ -239,18 +304,12 @@ impl Layout {
                 }
             }
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let rows = self.rows.div_ceil(threads);
-        std::thread::scope(|scope| {
-            let parts = packed.chunks(rows * row_bytes).zip(out.chunks_mut(rows * out_row));
-            for (part, (packed, out)) in parts.enumerate() {
-                let one_row = &one_row;
-                scope.spawn(move || {
-                    let lines = packed.chunks_exact(row_bytes).zip(out.chunks_exact_mut(out_row));
-                    for (row, (words, out)) in lines.enumerate() {
-                        one_row(part * rows + row, words, out);
-                    }
-                });
+        let rows = (UNPACKED_AT_ONCE / self.columns).max(1);
+        let pieces: Vec<_> = out.chunks_mut(rows * out_row).map(Mutex::new).collect();
+        pool.run(pieces.len(), &|piece| {
+            let Ok(mut out) = pieces[piece].lock() else { return };
+            for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(out_row)) {
+                one_row(row, &packed[row * row_bytes..(row + 1) * row_bytes], out);
             }
         });
     }
@@ -291,7 +350,8 @@ mod tests {
         let mut out = vec![0; 4 * shape[0] * shape[1]];
         let zeros = zeros.map(bytes);
         let (words, scale) = ((&*bytes(words), zeros.as_deref()), (&*scale, DType::F32));
-        layout.dequantize(words, scale, (DType::F32, DType::F32), &mut out);
+        let dtypes = (DType::F32, DType::F32);
+        layout.dequantize(words, scale, dtypes, (&mut out, &Pool::new(2)));
         out.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 

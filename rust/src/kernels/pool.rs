@@ -1,0 +1,220 @@
+//! Threads for the products of a token: pieces of work claimed one by one, by whoever is free.
+//!
+//! A static share would wait for the slowest thread, which on a busy machine is one that does not run. Between two
+//! products a worker looks for the next one for some microseconds, then sleeps.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+/// Looks at the counter before a worker sleeps: some 50 microseconds.
+const PATIENCE: usize = 10_000;
+
+type Work<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// What the caller and its workers share.
+struct Shared {
+    /// Counts jobs.
+    job: AtomicUsize,
+    /// The next piece.
+    next: AtomicUsize,
+    /// Pieces of the job.
+    count: AtomicUsize,
+    /// Workers that have joined the job and not left it.
+    busy: AtomicUsize,
+    /// The job while it may be joined; a worker that comes later, because it did not run, is not waited for.
+    work: Mutex<Option<&'static Work<'static>>>,
+    wake: Condvar,
+    sleepers: AtomicUsize,
+    ending: AtomicBool,
+}
+
+/// A caller and its workers. One job at a time.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// `threads` in all, the caller's own among them.
+    pub(crate) fn new(threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            job: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            count: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            work: Mutex::new(None),
+            wake: Condvar::new(),
+            sleepers: AtomicUsize::new(0),
+            ending: AtomicBool::new(false),
+        });
+        let workers = (1..threads)
+            .filter_map(|_| {
+                let shared = Arc::clone(&shared);
+                // A thread that the system refuses is one that does not help.
+                std::thread::Builder::new()
+                    .name("kernels".into())
+                    .spawn(move || shared.serve())
+                    .ok()
+            })
+            .collect();
+        Self { shared, workers }
+    }
+
+    /// Threads that work on a job.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `work` with every number below `count`, and returns when all calls have.
+    #[expect(unsafe_code, reason = "workers outlive the borrow that a job holds")]
+    pub(crate) fn run(&self, count: usize, work: &Work<'_>) {
+        if self.workers.is_empty() || count < 2 {
+            (0..count).for_each(work);
+            return;
+        }
+        let shared = &*self.shared;
+        // SAFETY: a worker takes `work` and counts itself as busy under the lock, and is done with it when it counts itself
+        // out. This function leaves, by whatever way, only after `Finish` has taken `work` back under the
+        // lock and seen that nobody is busy.
+        let lasting = unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
+        shared.next.store(0, Ordering::Relaxed);
+        shared.count.store(count, Ordering::Relaxed);
+        let finish = Finish(shared);
+        *shared.lock() = Some(lasting);
+        shared.job.fetch_add(1, Ordering::SeqCst);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(shared.lock());
+            shared.wake.notify_all();
+        }
+        shared.claim(work);
+        drop(finish);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.ending.store(true, Ordering::Release);
+        drop(self.shared.lock());
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has said so already.
+            drop(worker.join());
+        }
+    }
+}
+
+/// Lets no worker join the job any more, and waits for those that have.
+struct Finish<'a>(&'a Shared);
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+        let mut looks = 0_usize;
+        while self.0.busy.load(Ordering::Acquire) > 0 {
+            looks += 1;
+            // The last pieces may be with a thread that does not run just now.
+            if looks > PATIENCE { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+}
+
+/// Takes a worker off the job, also when the work panicked.
+struct Leave<'a>(&'a AtomicUsize);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<&'static Work<'static>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn claim(&self, work: &Work<'_>) {
+        let count = self.count.load(Ordering::Relaxed);
+        loop {
+            let piece = self.next.fetch_add(1, Ordering::Relaxed);
+            if piece >= count {
+                return;
+            }
+            work(piece);
+        }
+    }
+
+    /// A worker's life.
+    fn serve(&self) {
+        let mut seen = 0;
+        while let Some(job) = self.wait_for_job(seen) {
+            seen = job;
+            let joined = {
+                let work = self.lock();
+                self.busy.fetch_add(usize::from(work.is_some()), Ordering::Relaxed);
+                *work
+            };
+            if let Some(work) = joined {
+                let _leave = Leave(&self.busy);
+                self.claim(work);
+            }
+        }
+    }
+
+    /// The number of a job other than `seen`; `None` when the pool ends.
+    fn wait_for_job(&self, seen: usize) -> Option<usize> {
+        let there = || Some(self.job.load(Ordering::SeqCst)).filter(|&job| job != seen);
+        let ends = || self.ending.load(Ordering::Acquire);
+        for _ in 0..PATIENCE {
+            if there().is_some() || ends() {
+                return there();
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.lock();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while there().is_none() && !ends() {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        there()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_of_every_job_is_done_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for count in [0, 1, 2, 3, 100] {
+                for _ in 0..50 {
+                    let done: Vec<_> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                    pool.run(count, &|piece| {
+                        done[piece].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(done.iter().all(|times| times.load(Ordering::Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn workers_that_sleep_wake_up_for_a_job() {
+        let pool = Pool::new(3);
+        for _ in 0..5 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let sum = AtomicUsize::new(0);
+            pool.run(64, &|piece| {
+                sum.fetch_add(piece, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 64 * 63 / 2);
+        }
+    }
+}
