@@ -11,6 +11,8 @@ use std::{
     thread::JoinHandle,
 };
 
+use crate::error::{Error, Result};
+
 /// Looks at the counter before a worker sleeps: some 50 microseconds.
 const PATIENCE: usize = 10_000;
 
@@ -31,6 +33,8 @@ struct Shared {
     wake: Condvar,
     sleepers: AtomicUsize,
     ending: AtomicBool,
+    /// A worker panicked at the job.
+    failed: AtomicBool,
 }
 
 /// A caller and its workers. One job at a time.
@@ -51,6 +55,7 @@ impl Pool {
             wake: Condvar::new(),
             sleepers: AtomicUsize::new(0),
             ending: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
         });
         let workers = (1..threads)
             .filter_map(|_| {
@@ -71,11 +76,14 @@ impl Pool {
     }
 
     /// Calls `work` with every number below `count`, and returns when all calls have.
+    ///
+    /// # Errors
+    /// `Internal` when a worker panicked.
     #[expect(unsafe_code, reason = "workers outlive the borrow that a job holds")]
-    pub(crate) fn run(&self, count: usize, work: &Work<'_>) {
+    pub(crate) fn run(&self, count: usize, work: &Work<'_>) -> Result<()> {
         if self.workers.is_empty() || count < 2 {
             (0..count).for_each(work);
-            return;
+            return Ok(());
         }
         let shared = &*self.shared;
         // SAFETY: a worker takes `work` and counts itself as busy under the lock, and is done with it when it counts itself
@@ -93,6 +101,10 @@ impl Pool {
         }
         shared.claim(work);
         drop(finish);
+        if shared.failed.swap(false, Ordering::Acquire) {
+            return Err(Error::Internal("a thread of the kernels panicked".into()));
+        }
+        Ok(())
     }
 }
 
@@ -124,11 +136,14 @@ impl Drop for Finish<'_> {
 }
 
 /// Takes a worker off the job, also when the work panicked.
-struct Leave<'a>(&'a AtomicUsize);
+struct Leave<'a>(&'a Shared);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        if std::thread::panicking() {
+            self.0.failed.store(true, Ordering::Relaxed);
+        }
+        self.0.busy.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -159,7 +174,7 @@ impl Shared {
                 *work
             };
             if let Some(work) = joined {
-                let _leave = Leave(&self.busy);
+                let _leave = Leave(self);
                 self.claim(work);
             }
         }
@@ -198,7 +213,8 @@ mod tests {
                     let done: Vec<_> = (0..count).map(|_| AtomicUsize::new(0)).collect();
                     pool.run(count, &|piece| {
                         done[piece].fetch_add(1, Ordering::Relaxed);
-                    });
+                    })
+                    .unwrap();
                     assert!(done.iter().all(|times| times.load(Ordering::Relaxed) == 1));
                 }
             }
@@ -213,8 +229,28 @@ mod tests {
             let sum = AtomicUsize::new(0);
             pool.run(64, &|piece| {
                 sum.fetch_add(piece, Ordering::Relaxed);
-            });
+            })
+            .unwrap();
             assert_eq!(sum.load(Ordering::Relaxed), 64 * 63 / 2);
         }
+    }
+
+    #[test]
+    fn a_worker_that_panics_fails_its_job_and_no_later_one() {
+        let pool = Pool::new(3);
+        let caller = std::thread::current().id();
+        let (mut failures, panics) = (0, AtomicUsize::new(0));
+        for _ in 0..20 {
+            let result = pool.run(64, &|piece| {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+                if piece == 33 && std::thread::current().id() != caller {
+                    panics.fetch_add(1, Ordering::Relaxed);
+                    panic!("on purpose");
+                }
+            });
+            failures += usize::from(result.is_err());
+        }
+        assert_eq!(failures, panics.into_inner());
+        pool.run(64, &|_| ()).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use half::bf16;
 
 use super::{InstructionSet, Pool};
+use crate::error::{Error, Result};
 
 /// Columns that share a factor.
 pub(crate) const GROUP_SIZE: usize = 32;
@@ -82,16 +83,25 @@ impl W4Matrix {
         self.rows
     }
 
-    /// `x` `[tokens, columns]` → `out` `[tokens, rows]`, both bfloat16; false when their lengths do not say so.
+    /// `x` `[tokens, columns]` → `out` `[tokens, rows]`, both bfloat16.
+    ///
+    /// # Errors
+    /// `Internal` when their lengths do not say so, or a thread panicked.
     pub(crate) fn multiply(
         &self,
         x: &[bf16],
         out: &mut [bf16],
         (set, pool): (InstructionSet, &Pool),
-    ) -> bool {
+    ) -> Result<()> {
         let tokens = x.len() / self.columns;
         if x.len() != tokens * self.columns || out.len() != tokens * self.rows {
-            return false;
+            return Err(Error::Internal(format!(
+                "expected {} by {} values, found {} for {}",
+                self.columns,
+                self.rows,
+                x.len(),
+                out.len()
+            )));
         }
         let (mut wide, mut pairs) = (Vec::new(), Vec::new());
         if set == InstructionSet::Avx512Bf16 {
@@ -124,7 +134,7 @@ impl W4Matrix {
                     }
                 }
             }
-        });
+        })?;
         drop(pieces);
         for (block, sums) in sums.chunks_exact(tokens * ROWS).enumerate() {
             let first = block * ROWS;
@@ -133,7 +143,7 @@ impl W4Matrix {
                 out[first..first + count].copy_from_slice(&sums[..count]);
             }
         }
-        true
+        Ok(())
     }
 
     /// The records of sixteen rows.
@@ -362,7 +372,7 @@ mod tests {
             let pool = Pool::new(threads);
             for set in InstructionSet::available() {
                 let mut out = vec![bf16::NAN; tokens * rows];
-                prop_assert!(matrix.multiply(&x, &mut out, (set, &pool)));
+                matrix.multiply(&x, &mut out, (set, &pool)).unwrap();
                 for token in 0..tokens {
                     for row in 0..rows {
                         let weight = |c| q_of(row, c) as f64 * factor_of(row, c / 32).to_f64();
@@ -386,7 +396,7 @@ mod tests {
         for set in InstructionSet::available() {
             let run = |x: &[bf16], threads| {
                 let mut out = vec![bf16::ZERO; x.len() / 128 * 100];
-                assert!(matrix.multiply(x, &mut out, (set, &Pool::new(threads))));
+                matrix.multiply(x, &mut out, (set, &Pool::new(threads))).unwrap();
                 out
             };
             let together = run(&x, 3);
@@ -401,9 +411,9 @@ mod tests {
         let matrix = W4Matrix::new([16, 64], word_of, factor_of).unwrap();
         let (x, mut out) = (vec![bf16::ONE; 65], vec![bf16::ZERO; 16]);
         let how = (InstructionSet::Portable, &Pool::new(1));
-        assert!(!matrix.multiply(&x, &mut out, how));
-        assert!(!matrix.multiply(&x[..64], &mut out[..15], how));
-        assert!(matrix.multiply(&x[..64], &mut out, how));
+        assert!(matrix.multiply(&x, &mut out, how).is_err());
+        assert!(matrix.multiply(&x[..64], &mut out[..15], how).is_err());
+        assert!(matrix.multiply(&x[..64], &mut out, how).is_ok());
         assert!(W4Matrix::new([16, 96], word_of, factor_of).is_none());
     }
 }

@@ -51,12 +51,14 @@ impl Weights {
         } else {
             let product = if self.is_unpacked_beforehand() { found.scale_dtype } else { to };
             let len = shape[0] * shape[1] * to.bytes();
+            let mut done = Ok(());
             let memory = MappedFile::in_memory(len, |out| {
                 let factors = (found.scale, found.scale_dtype);
                 let words = (found.words, found.zero_points);
                 let out = (out, &self.kernels.pool);
-                found.layout.dequantize(words, factors, (product, to), out);
+                done = found.layout.dequantize(words, factors, (product, to), out);
             })?;
+            done?;
             memory.tensor(0..len, &sizes, to)?
         };
         self.mark_taken(name);
@@ -248,7 +250,7 @@ impl Layout {
         (scale, scale_dtype): (&[u8], DType),
         (product, to): (DType, DType),
         (out, pool): (&mut [u8], &Pool),
-    ) {
+    ) -> Result<()> {
         let [_, groups] = self.scale();
         // A factor is rounded to the type that it multiplies in.
         let factor = |row, group| round(float(scale, row * groups + group, scale_dtype), product);
@@ -261,11 +263,11 @@ impl Layout {
         match to {
             DType::Bf16 => {
                 let encode = |q, factor| bf16::from_f32(value(q, factor)).to_ne_bytes();
-                self.fill(packed, (factor, zero), encode, (out, pool));
+                self.fill(packed, (factor, zero), encode, (out, pool))
             }
             DType::F16 => {
                 let encode = |q, factor| f16::from_f32(value(q, factor)).to_ne_bytes();
-                self.fill(packed, (factor, zero), encode, (out, pool));
+                self.fill(packed, (factor, zero), encode, (out, pool))
             }
             _ => self.fill(packed, (factor, zero), |q, f| value(q, f).to_ne_bytes(), (out, pool)),
         }
@@ -278,7 +280,7 @@ impl Layout {
         (factor, zero): (impl Fn(usize, usize) -> f32 + Sync, impl Fn(usize, usize) -> i32 + Sync),
         encode: impl Fn(i32, f32) -> [u8; N] + Sync,
         (out, pool): (&mut [u8], &Pool),
-    ) {
+    ) -> Result<()> {
         let (size, row_bytes, out_row) =
             (self.group_size(), 4 * self.packed()[1], self.columns * N);
         let one_row = |row: usize, words: &[u8], out: &mut [u8]| {
@@ -311,7 +313,7 @@ impl Layout {
             for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(out_row)) {
                 one_row(row, &packed[row * row_bytes..(row + 1) * row_bytes], out);
             }
-        });
+        })
     }
 }
 
@@ -351,7 +353,7 @@ mod tests {
         let zeros = zeros.map(bytes);
         let (words, scale) = ((&*bytes(words), zeros.as_deref()), (&*scale, DType::F32));
         let dtypes = (DType::F32, DType::F32);
-        layout.dequantize(words, scale, dtypes, (&mut out, &Pool::new(2)));
+        layout.dequantize(words, scale, dtypes, (&mut out, &Pool::new(2))).unwrap();
         out.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
