@@ -8,6 +8,8 @@ from bench.quality import CHUNK, Judged, judge, texts_of
 from models import EMBEDDED, EMBEDDED_W4A16
 
 CHATS = 8
+BAR = 0.001
+"""Nats of mean divergence. transformers' own noise here is 0.0003, and what is judged 0.0004 and 0.0005 (docs/log.md)."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def judged(arithmetic: str, texts: list[list[int]], wanted: list[torch.Tensor]) 
     return joined(wanted, [engine.logits(ids, all=True) for ids in texts])
 
 
-def test_compiled_arithmetic_in_bfloat16_is_within_twice_transformers_own_noise(
+def test_compiled_arithmetic_in_bfloat16_is_about_as_far_from_exact_mode_as_transformers_from_itself(
     texts: list[list[int]], wanted: list[torch.Tensor]
 ) -> None:
     exact = torchtpu_rs.Engine(EMBEDDED, torch.zeros(1), 1024)
@@ -41,11 +43,12 @@ def test_compiled_arithmetic_in_bfloat16_is_within_twice_transformers_own_noise(
     noise = joined(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
     found = judged("compiled", texts, wanted)
     assert len(found.agrees) > 1000
-    assert 0 < found.divergence.mean() <= 2 * noise.divergence.mean()
+    assert 0 < found.divergence.mean() < BAR
+    assert 0 < noise.divergence.mean() < BAR
     assert found.margin[~found.agrees].max() < 0.5 < found.margin.median()
 
 
-def test_four_bit_weights_multiplied_as_they_are_are_within_twice_transformers_own_noise(
+def test_four_bit_weights_multiplied_as_they_are_change_about_as_much_as_transformers_own_noise(
     texts: list[list[int]],
 ) -> None:
     exact = torchtpu_rs.Engine(EMBEDDED_W4A16, torch.zeros(1), 1024)
@@ -55,7 +58,8 @@ def test_four_bit_weights_multiplied_as_they_are_are_within_twice_transformers_o
     noise = joined(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
     found = joined(wanted, [fast.logits(ids, all=True) for ids in texts])
     # Exact mode rounds each unpacked weight to bfloat16; here none is.
-    assert 0 < found.divergence.mean() <= 2 * noise.divergence.mean()
+    assert 0 < found.divergence.mean() < BAR
+    assert 0 < noise.divergence.mean() < BAR
     assert found.margin[~found.agrees].max() < 0.5 < found.margin.median()
 
 
