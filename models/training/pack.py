@@ -69,7 +69,8 @@ def _pack(weight: torch.Tensor, packing: Packing, scale_dtype: torch.dtype) -> d
         step = scale.float().unsqueeze(-1)
         offset = zero.float().unsqueeze(-1)
         rounded = (groups / step + offset).round().clamp(-limit, limit - 1) - offset
-        squares: torch.Tensor = (rounded * step - groups).square()
+        # In float64, so that no order of adding up decides between two factors.
+        squares: torch.Tensor = (rounded * step - groups).double().square()
         return squares.sum(-1)
 
     scale = (largest * packing.steps[0]).to(scale_dtype)
