@@ -60,8 +60,7 @@ impl W4Matrix {
                     let row = first_row + lane;
                     let group = first / GROUP_SIZE;
                     let (low, high) = (factor(row, group), factor(row, group + 1));
-                    record.factors[lane] =
-                        u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
+                    record.factors[lane] = pair(low, high);
                     for (eight, words) in record.words.iter_mut().enumerate() {
                         let word = word(row, first / 8 + eight);
                         words[lane] = even_columns(word) | even_columns(word >> 4) << 16;
@@ -105,14 +104,12 @@ impl W4Matrix {
         }
         let (mut wide, mut pairs) = (Vec::new(), Vec::new());
         if set == InstructionSet::Avx512Bf16 {
-            pairs.extend(
-                x.as_chunks::<2>()
-                    .0
-                    .iter()
-                    .map(|[low, high]| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16),
-            );
+            pairs.extend(x.as_chunks::<2>().0.iter().map(|&[low, high]| pair(low, high)));
         } else {
             wide.extend(x.iter().map(|value| value.to_f32()));
+        }
+        if tokens == 0 {
+            return Ok(());
         }
         let blocks = self.rows.div_ceil(ROWS);
         let block_bytes = self.columns / COLUMNS * size_of::<Record>();
@@ -153,6 +150,11 @@ impl W4Matrix {
     }
 }
 
+/// Two values in one word, the first in the low half.
+fn pair(low: bf16, high: bf16) -> u32 {
+    u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
+}
+
 /// Every second integer of eight, next to each other.
 fn even_columns(word: u32) -> u32 {
     let bytes = word & 0x0f0f_0f0f;
@@ -166,7 +168,7 @@ fn one_token(set: InstructionSet, records: &[Record], x: &[f32]) -> [f32; ROWS] 
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => x86::block_avx2(records, x),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => x86::block_avx512(records, x),
+        InstructionSet::Avx512 => x86::block_avx512(records, x),
         _ => block::<false>(records, x),
     }
 }
@@ -244,7 +246,8 @@ mod x86 {
 
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     fn tokens(records: &[Record], x: &[u32], sums: &mut [[bf16; ROWS]]) {
-        let columns = records.len() * COLUMNS / 2;
+        let (x, _) = x.as_chunks::<4>();
+        let columns = records.len() * COLUMNS / 8;
         let (several_tokens, rest) = sums.as_chunks_mut::<AT_ONCE>();
         let (x_several, x_rest) = x.split_at(several_tokens.len() * AT_ONCE * columns);
         for (sums, x) in several_tokens.iter_mut().zip(x_several.chunks_exact(AT_ONCE * columns)) {
@@ -257,9 +260,13 @@ mod x86 {
         }
     }
 
-    /// `T` tokens at once, each integer unpacked once for all of them.
+    /// `T` tokens at once, each integer unpacked once for all of them; `x`: of each token, eight columns at a time.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    fn several<const T: usize>(records: &[Record], x: [&[u32]; T], out: &mut [[bf16; ROWS]; T]) {
+    fn several<const T: usize>(
+        records: &[Record],
+        x: [&[[u32; 4]]; T],
+        out: &mut [[bf16; ROWS]; T],
+    ) {
         // Entries 16 to 31 repeat the first sixteen, so that the bit above an integer does not matter.
         let integers: [bf16; 32] = std::array::from_fn(|i| bf16::from_f32((i % 16) as f32 - 8.0));
         let integers = load(&integers);
@@ -271,8 +278,7 @@ mod x86 {
                 let mut chains = [[_mm512_setzero_ps(); 4]; T];
                 for eight in 0..4 {
                     let words = load_words(&record.words[4 * group + eight]);
-                    let at = (index * COLUMNS + group * GROUP_SIZE + 8 * eight) / 2;
-                    let pairs: [&[u32; 4]; T] = x.map(|x| eight_of(x, at));
+                    let at = (index * COLUMNS + group * GROUP_SIZE) / 8 + eight;
                     let shifted = [
                         words,
                         _mm512_srli_epi16::<4>(words),
@@ -282,7 +288,7 @@ mod x86 {
                     for (pair, shifted) in shifted.into_iter().enumerate() {
                         let weights = pairs_of(_mm512_permutexvar_epi16(shifted, integers));
                         for token in 0..T {
-                            let x = pairs_of(_mm512_set1_epi32(pairs[token][pair] as i32));
+                            let x = pairs_of(_mm512_set1_epi32(x[token][at][pair] as i32));
                             let chain = &mut chains[token][pair];
                             *chain = _mm512_dpbf16_ps(*chain, weights, x);
                         }
@@ -302,12 +308,6 @@ mod x86 {
         for (out, total) in out.iter_mut().zip(total) {
             store(out, total);
         }
-    }
-
-    fn eight_of(x: &[u32], at: usize) -> &[u32; 4] {
-        // Never taken: `multiply` has checked the lengths.
-        const NONE: &[u32; 4] = &[0; 4];
-        x.get(at..at + 4).and_then(|x| x.try_into().ok()).unwrap_or(NONE)
     }
 
     #[target_feature(enable = "avx512f")]
@@ -414,6 +414,7 @@ mod tests {
         assert!(matrix.multiply(&x, &mut out, how).is_err());
         assert!(matrix.multiply(&x[..64], &mut out[..15], how).is_err());
         assert!(matrix.multiply(&x[..64], &mut out, how).is_ok());
+        assert!(matrix.multiply(&[], &mut [], how).is_ok());
         assert!(W4Matrix::new([16, 96], word_of, factor_of).is_none());
     }
 }

@@ -12,6 +12,7 @@ mod packed;
 pub(crate) use form::{Arithmetic, Form};
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::{Path, PathBuf},
     sync::Arc,
@@ -68,8 +69,8 @@ pub(crate) struct Weights {
     schemes: Vec<Scheme>,
     taken: BTreeSet<String>,
     bytes: u64,
-    /// Unpacks weights, and multiplies four-bit ones as they are.
-    kernels: Arc<Kernels>,
+    /// Unpacks weights, and multiplies four-bit ones as they are; its threads begin with the first such weight.
+    kernels: OnceCell<Arc<Kernels>>,
     four_bits: bool,
 }
 
@@ -79,8 +80,6 @@ impl Weights {
     /// # Errors
     /// `Io`, `Format` or `Input` naming the file or folder.
     pub(crate) fn open(folders: &[PathBuf], like: Tensor, form: Form) -> Result<Self> {
-        // As many as PyTorch's operations have.
-        let threads = usize::try_from(num_threads()?).unwrap_or(1);
         let mut weights = Self {
             folders: folders.to_vec(),
             shards: Vec::new(),
@@ -90,7 +89,7 @@ impl Weights {
             schemes: Vec::new(),
             taken: BTreeSet::new(),
             bytes: 0,
-            kernels: Arc::new(Kernels::new(threads)),
+            kernels: OnceCell::new(),
             four_bits: false,
         };
         for folder in folders {
@@ -232,7 +231,13 @@ impl Weights {
         let Some(matrix) = self.repack(name, shape)? else { return Ok(None) };
         self.bytes += matrix.bytes() as u64;
         self.four_bits = true;
-        Ok(Some((matrix, Arc::clone(&self.kernels))))
+        Ok(Some((matrix, self.kernels()?)))
+    }
+
+    fn kernels(&self) -> Result<Arc<Kernels>> {
+        // As many threads as PyTorch's operations have.
+        let threads = usize::try_from(num_threads()?).unwrap_or(1);
+        Ok(Arc::clone(self.kernels.get_or_init(|| Arc::new(Kernels::new(threads)))))
     }
 
     /// Whether any weight stayed in four bits.

@@ -50,12 +50,13 @@ impl Weights {
             Tensor::zeros(&sizes, to, &self.like)?
         } else {
             let product = if self.is_unpacked_beforehand() { found.scale_dtype } else { to };
+            let kernels = self.kernels()?;
             let len = shape[0] * shape[1] * to.bytes();
             let mut done = Ok(());
             let memory = MappedFile::in_memory(len, |out| {
                 let factors = (found.scale, found.scale_dtype);
                 let words = (found.words, found.zero_points);
-                let out = (out, &self.kernels.pool);
+                let out = (out, &kernels.pool);
                 done = found.layout.dequantize(words, factors, (product, to), out);
             })?;
             done?;
@@ -119,8 +120,8 @@ impl Weights {
                 && zero_point.map(|entry| &*entry.shape)
                     == layout.zero_point().as_ref().map(|s| &s[..])
         };
-        let layouts = self.schemes.iter().filter_map(|&scheme| Layout::new(shape, scheme));
-        let Some(layout) = layouts.into_iter().find(fits) else {
+        let mut layouts = self.schemes.iter().filter_map(|&scheme| Layout::new(shape, scheme));
+        let Some(layout) = layouts.find(fits) else {
             let schemes: Vec<_> = self.schemes.iter().take(4).map(Scheme::to_string).collect();
             let reason = format!(
                 "expected {shape:?} packed as config.json says ({}), found words {}, factors {} and {}",
