@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from models.training.pack import PUBLISHED, quantization_config
-from tpu import E2B
+from tpu import E2B, user_cache
 
 HIDDEN, LAYERS, HEADS, VOCAB, PER_LAYER = 1536, 35, 8, 262144, 256
 FIRST_SHARED = 15
@@ -152,7 +152,7 @@ def prompt(tokens: int) -> list[int]:
 
 def scratch(kind: str = "bf16") -> Path:
     """Where the checkpoint is kept: $TORCHTPU_SCRATCH, else a cache folder of the user's."""
-    root = os.environ.get("TORCHTPU_SCRATCH") or Path.home() / ".cache" / "torchtpu_rs"
+    root = os.environ.get("TORCHTPU_SCRATCH") or user_cache()
     return Path(root) / f"e2b-shape-{kind}"
 
 

@@ -7,7 +7,6 @@ no HTTP and serves nothing.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from server.checkpoint import CheckpointError, resolve, served_name, weight_byte
 from server.engine import Tpu, engine_build, load_engine
 from server.tokenizer import Tokenizer
 from server.worker import Progress
+from tpu import user_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +46,7 @@ def compile_cache(folder: str | None) -> Path | None:
         return None
     if folder is not None:
         return Path(folder).expanduser()
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchtpu_rs" / "programs"
-    )
+    return user_cache() / "programs"
 
 
 def load_text_side(folder: Path) -> TextSide:

@@ -12,6 +12,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from tpu import user_cache
+
 SOURCE = Path(__file__).with_name("pjrt_forward.c")
 
 
@@ -36,11 +38,10 @@ def _forwarder() -> Path:
     """The forwarding plugin, compiled once for each version of its source."""
     include = _package("xla_plugins", "xla-cpu-pjrt") / "xla_cpu_pjrt" / "include"
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchtpu_rs"
-    library = cache / f"pjrt_forward-{digest}.so"
+    library = user_cache() / f"pjrt_forward-{digest}.so"
     if library.is_file():
         return library
-    cache.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
     fresh = library.with_suffix(f".{os.getpid()}")
     command = [
         os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", f"-I{include}", str(SOURCE), "-o", str(fresh), "-ldl",
