@@ -3,12 +3,13 @@
 Used by the parity tests and by `make parity-e2b`; transformers is loaded with its defaults (sdpa).
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,20 @@ class Reference:
     """The greedy tokens."""
 
 
-def load_transformers(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
-    """transformers' own model of a checkpoint, ready to run (its classes are not typed)."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+def load_transformers(
+    folder: Path, dtype: torch.dtype | str = "auto", *, dequantize: bool = False
+) -> Any:
+    """transformers' own model of a checkpoint, ready to run (its classes are not typed).
+
+    `dequantize` unpacks packed weights beforehand, which transformers 5.24 needs for packed tables and for zero points.
+    """
+    options = (
+        {"quantization_config": CompressedTensorsConfig(dequantize=True)} if dequantize else {}
+    )
+    with warnings.catch_warnings():
+        # It says that the option wins over the file, which is what is wanted.
+        warnings.filterwarnings("ignore", "You passed `quantization_config`")
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
     model.eval()
     # Ends would cut the comparison short.
     model.generation_config.eos_token_id = None

@@ -62,9 +62,15 @@ def judge(exact: torch.Tensor, other: torch.Tensor) -> Judged:
     )
 
 
-def report(name: str, parts: list[Judged]) -> dict[str, object]:
+def judge_all(wanted: list[torch.Tensor], found: list[torch.Tensor]) -> Judged:
+    """`judge` of every text, in one."""
+    parts = [judge(*pair) for pair in zip(wanted, found, strict=True)]
+    return Judged(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def report(name: str, judged: Judged) -> dict[str, object]:
     """One line about all texts."""
-    divergence, agrees, margin = (torch.cat(column) for column in zip(*parts, strict=True))
+    divergence, agrees, margin = judged
     parted = margin[~agrees]
     return {
         "compared": name,
@@ -97,8 +103,7 @@ def main() -> None:
     wanted = [exact.logits(ids, all=True) for ids in texts]
 
     def show(name: str, found: list[torch.Tensor]) -> None:
-        parts = [judge(*pair) for pair in zip(wanted, found, strict=True)]
-        sys.stdout.write(json.dumps(report(name, parts)) + "\n")
+        sys.stdout.write(json.dumps(report(name, judge_all(wanted, found))) + "\n")
         sys.stdout.flush()
 
     show("exact, token by token", [exact.logits(ids[:1], ids[1:]) for ids in texts])

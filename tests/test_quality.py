@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchtpu_rs
-from bench.quality import CHUNK, Judged, judge, texts_of
+from bench.quality import CHUNK, Judged, judge_all, texts_of
 from models import EMBEDDED, EMBEDDED_W4A16
 
 CHATS = 8
@@ -23,16 +23,11 @@ def wanted(texts: list[list[int]]) -> list[torch.Tensor]:
     return [exact.logits(ids, all=True) for ids in texts]
 
 
-def joined(wanted: list[torch.Tensor], found: list[torch.Tensor]) -> Judged:
-    parts = [judge(*pair) for pair in zip(wanted, found, strict=True)]
-    return Judged(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
 def judged(arithmetic: str, texts: list[list[int]], wanted: list[torch.Tensor]) -> Judged:
     engine = torchtpu_rs.Engine(
         EMBEDDED, torch.zeros(1), 1024, prefill_chunk=CHUNK, arithmetic=arithmetic
     )
-    return joined(wanted, [engine.logits(ids, all=True) for ids in texts])
+    return judge_all(wanted, [engine.logits(ids, all=True) for ids in texts])
 
 
 def test_compiled_arithmetic_in_bfloat16_is_about_as_far_from_exact_mode_as_transformers_from_itself(
@@ -40,7 +35,7 @@ def test_compiled_arithmetic_in_bfloat16_is_about_as_far_from_exact_mode_as_tran
 ) -> None:
     exact = torchtpu_rs.Engine(EMBEDDED, torch.zeros(1), 1024)
     # Exact mode reading the same tokens one at a time: transformers' bits too.
-    noise = joined(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
+    noise = judge_all(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
     found = judged("compiled", texts, wanted)
     assert len(found.agrees) > 1000
     assert 0 < found.divergence.mean() < BAR
@@ -55,8 +50,8 @@ def test_four_bit_weights_multiplied_as_they_are_change_about_as_much_as_transfo
     fast = torchtpu_rs.Engine(EMBEDDED_W4A16, torch.zeros(1), 1024, arithmetic="fast")
     assert (exact.info()["weight_format"], fast.info()["weight_format"]) == ("bfloat16", "int4")
     wanted = [exact.logits(ids, all=True) for ids in texts]
-    noise = joined(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
-    found = joined(wanted, [fast.logits(ids, all=True) for ids in texts])
+    noise = judge_all(wanted, [exact.logits(ids[:1], ids[1:]) for ids in texts])
+    found = judge_all(wanted, [fast.logits(ids, all=True) for ids in texts])
     # Exact mode rounds each unpacked weight to bfloat16; here none is.
     assert 0 < found.divergence.mean() < BAR
     assert 0 < noise.divergence.mean() < BAR

@@ -1,17 +1,14 @@
 """The embedded model in four bits: made from the other by its script, read as transformers reads it."""
 
 import re
-import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 import torchtpu_rs
-from bench.exact import equal_bits, run_transformers
+from bench.exact import equal_bits, load_transformers, run_transformers
 from models import EMBEDDED, EMBEDDED_W4A16
 from models.training import pack
 
@@ -32,15 +29,7 @@ def test_the_script_makes_the_shipped_files_again(tmp_path: Path) -> None:
 
 
 def test_its_logits_are_transformers_bits() -> None:
-    with warnings.catch_warnings():
-        # It says that the option wins over the file, which is what is wanted.
-        warnings.filterwarnings("ignore", "You passed `quantization_config`")
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            EMBEDDED_W4A16,
-            dtype="auto",
-            quantization_config=CompressedTensorsConfig(dequantize=True),
-        )
-    model.eval().generation_config.eos_token_id = None
+    model = load_transformers(EMBEDDED_W4A16, dequantize=True)
     tokenizer = Tokenizer.from_file(str(EMBEDDED_W4A16 / "tokenizer.json"))
     ids = tokenizer.encode(
         "<bos><|turn>user\nWhat is a ring cache?<turn|>\n<|turn>model\n", add_special_tokens=False

@@ -1,16 +1,14 @@
 """Exact mode on packed checkpoints is transformers with compressed-tensors, bit for bit."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 import torchtpu_rs
-from bench.exact import equal_bits, run_transformers
+from bench.exact import equal_bits, load_transformers, run_transformers
 from models.training import pack
 from models.training.pack import Packing
 from tests import checkpoints
@@ -27,19 +25,6 @@ PACKINGS = {
     "float16_factors": Packing(scale_dtype=torch.float16),
     "float32_factors": Packing(scale_dtype=torch.float32),
 }
-
-
-def load(folder: Path, *, dequantize: bool, dtype: torch.dtype) -> Any:
-    """transformers' model, as stored or unpacked beforehand."""
-    options: dict[str, Any] = {}
-    if dequantize:
-        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
-    with warnings.catch_warnings():
-        # It says that the option wins over the file, which is what is wanted.
-        warnings.filterwarnings("ignore", "You passed `quantization_config`")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def assert_same_bits(
@@ -62,7 +47,7 @@ def test_packed_projections_give_transformers_bits(
     folder = pack.make(tmp_path, dense, PACKINGS[packing])
     # transformers 5.24 cannot run asymmetric ones as stored: it expects zero points that are not packed.
     dequantize = not PACKINGS[packing].symmetric
-    assert_same_bits([folder], load(folder, dequantize=dequantize, dtype=dtype), dtype)
+    assert_same_bits([folder], load_transformers(folder, dtype, dequantize=dequantize), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -71,7 +56,7 @@ def test_packed_tables_are_unpacked_in_the_type_of_their_factors(
 ) -> None:
     """transformers 5.24 runs them only with `dequantize=True`, which rounds there."""
     folder = pack.make(tmp_path, dense, Packing(tables=True))
-    assert_same_bits([folder], load(folder, dequantize=True, dtype=dtype), dtype)
+    assert_same_bits([folder], load_transformers(folder, dtype, dequantize=True), dtype)
 
 
 def test_both_naming_forms_and_tables_from_another_folder_give_the_same_logits(
