@@ -153,6 +153,9 @@ def test_bad_options_are_value_errors(dense: Path) -> None:
         {"dtype": "int3"},
         {"prefill_chunk": 1},
         {"arithmetic": "int4"},
+        {"arithmetic": "fast", "instructions": "sse"},
+        {"arithmetic": "exact", "instructions": "portable"},
+        {"arithmetic": "fast", "dtype": "float32", "instructions": "portable"},
     ):
         with pytest.raises(ValueError, match="expected"):
             torchtpu_rs.Engine(dense, LIKE, **options)

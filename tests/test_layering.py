@@ -16,6 +16,7 @@ RUST_ORDER = [
     "engine",
     "captured",
     "compiled",
+    "fast",
     "step",
     "sampler",
     "model",

@@ -76,6 +76,7 @@ class Engine:
         dtype: Literal["bfloat16", "float16", "float32"] | None = None,
         prefill_chunk: int | None = None,
         arithmetic: Literal["exact", "fast", "compiled", "int8"] = "exact",
+        instructions: Literal["portable", "avx2", "avx512", "avx512_bf16"] | None = None,
         programs: Any | None = None,
         on_load: Callable[[int, int], object] | None = None,
     ) -> Engine:
@@ -89,11 +90,13 @@ class Engine:
             dtype: element type to run in; the checkpoint's own by default.
             prefill_chunk: static shapes, for devices that compile: prompts run in padded chunks of this many
                 tokens and the cache is a ring. By default so on `tpu` (128); on `cpu` and `cuda` shapes follow
-                the text, and on `cpu` results are transformers' own, bit for bit.
-            arithmetic: what steps that run one operation at a time compute with: transformers' operations (`exact`); the same, but
-                four-bit weights multiplied as they are stored, in bfloat16 on a CPU (`fast`); the operations of compiled
-                programs (`compiled`), and these with projections as int8 (`int8`), which are slow and there for judging
-                programs. `programs` bring their own.
+                the text, and on `cpu` results are transformers' own, bit for bit. In fast arithmetic the tokens of a
+                prompt that go through the layers together (256), which changes no bit.
+            arithmetic: what steps that run one operation at a time compute with: transformers' operations (`exact`); kernels of
+                our own for a CPU and bfloat16, which multiply weights as they are stored (`fast`; elsewhere it is `exact`); the
+                operations of compiled programs (`compiled`), and these with projections as int8 (`int8`), which are
+                slow and there for judging programs. `programs` bring their own.
+            instructions: those that fast arithmetic uses; by default the fastest of this machine.
             programs: a `torchtpu_rs.capture.Programs` for this checkpoint: steps are recorded, compiled whole by TorchTPU and
                 launched from there. Without it each ATen call runs by itself, as TorchTPU's execution mode says.
             on_load: called with (layers done, layers in all); what it raises ends the load.
@@ -133,13 +136,17 @@ class Engine:
     def logits(
         self, ids: Sequence[int], forced: Sequence[int] | None = None, *, all: bool = False
     ) -> Tensor:
-        """Logits `[rows, vocab]` on the CPU in the model's element type, for judging the model.
+        """Logits `[rows, vocab]` on the CPU, for judging the model: in its element type, in fast arithmetic in float32.
 
         Rows: the last prompt token (or with `all` every one), then one for each id of `forced`, which is fed
         as if the model had chosen it.
 
         Raises: as `decode`.
         """
+
+    def parts(self) -> list[tuple[str, float, int]]:
+        """Where the time of the last answer went after its first token, in fast arithmetic: each part's name, seconds, and
+        bytes of weights that it read. Empty elsewhere."""
 
     def info(self) -> dict[str, Any]:
         """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,

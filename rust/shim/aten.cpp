@@ -98,10 +98,6 @@ int32_t tt_num_threads(int32_t* out) {
   return guard([&] { *out = at::get_num_threads(); });
 }
 
-int32_t tt_set_num_threads(int32_t count) {
-  return guard([&] { at::set_num_threads(count); });
-}
-
 // -- making tensors --
 
 int32_t tt_from_blob(const void* data, const int64_t* sizes, int64_t dim, int32_t dtype,

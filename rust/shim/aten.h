@@ -40,8 +40,6 @@ int32_t tt_device(const tt_tensor* self, char* out, size_t capacity);
 int32_t tt_inference_mode_enter(tt_inference_mode** out);
 void tt_inference_mode_leave(tt_inference_mode* guard);
 int32_t tt_num_threads(int32_t* out);
-/* Of this thread's operations from now on. */
-int32_t tt_set_num_threads(int32_t count);
 
 /* -- making tensors -----------------------------------------------------------------------------
  */

@@ -9,10 +9,12 @@ use std::{
 };
 
 use crate::{
-    aten::{DType, InferenceMode, SingleThread, Tensor},
+    aten::{DType, InferenceMode, MappedFile, Tensor, num_threads},
     compiled::{Compiled, Counts, Programs},
     config::{Config, KeyValues, LayerType},
     error::{Error, Result},
+    fast::{self, Fast, How, Parts},
+    kernels::InstructionSet,
     step::{Shape, Step},
     weights::{Form, Weights},
 };
@@ -38,6 +40,10 @@ pub(crate) struct Options {
     pub(crate) chunk: Option<usize>,
     /// What steps that run eagerly compute with.
     pub(crate) form: Form,
+    /// Kernels of our own where there are some: for models in bfloat16 on a CPU.
+    pub(crate) fast: bool,
+    /// The instructions that these use; `None`: the fastest of this machine.
+    pub(crate) instructions: Option<InstructionSet>,
 }
 
 /// How a device that compiles runs steps: recorded and compiled whole.
@@ -117,12 +123,16 @@ pub(crate) struct Info {
     pub(crate) static_shapes: bool,
     pub(crate) weight_format: &'static str,
     pub(crate) slots: usize,
+    /// Instructions of fast mode's kernels; `None` elsewhere.
+    pub(crate) instructions: Option<InstructionSet>,
 }
 
 /// How steps run.
 enum Runner {
     /// Each operation as it comes.
     Eager(Box<Step>),
+    /// Kernels of our own.
+    Fast(Box<Fast>),
     /// Whole steps, compiled.
     Compiled(Compiled),
 }
@@ -159,33 +169,56 @@ impl Engine {
         let like = options.like.to_dtype(dtype)?;
         let context = options.context.min(config.max_position_embeddings);
         let device = like.device()?;
-        let (shape, form) = match &compile {
+        let is_fast = options.fast && device == "cpu" && dtype == DType::Bf16 && compile.is_none();
+        if options.instructions.is_some() && !is_fast {
+            return Err(Error::Input(format!(
+                "expected instructions only for fast arithmetic in bfloat16 on cpu, found {} on \
+                 {device}",
+                dtype.name()
+            )));
+        }
+        let shape = match &compile {
             None => {
                 let eager = ["cpu", "cuda"].iter().any(|eager| device.starts_with(eager));
                 let chunk = options.chunk.or((!eager).then_some(DEFAULT_CHUNK));
-                (Shape { slots: 1, context, chunk }, options.form)
+                Shape { slots: 1, context, chunk }
             }
             Some((compile, _)) => {
-                let shape = Shape { slots: compile.slots, context, chunk: Some(compile.largest) };
-                (shape, Form::compiled(compile.int8))
+                Shape { slots: compile.slots, context, chunk: Some(compile.largest) }
             }
         };
-        let mut step = Step::load(&config, &options.checkpoint, (shape, form), &like, on_layer)?;
-        let (weight_bytes, cache_bytes) = (step.weight_bytes(), step.cache_bytes());
-        let weight_format = match (form.int8, step.four_bits()) {
-            (true, _) => DType::I8.name(),
-            (false, true) => "int4",
-            (false, false) => dtype.name(),
-        };
-        let runner = match compile {
-            None => Runner::Eager(Box::new(step)),
-            Some((compile, bind)) => {
-                let (parameters, state) = step.tensors()?;
-                // A launch may overwrite the state's memory, so nobody else may hold it.
-                drop(step);
-                let programs = bind(context, parameters, state)?;
-                Runner::Compiled(Compiled::new(programs, compile.slots, like.alias()?))
-            }
+        let folders = &options.checkpoint;
+        let (runner, weight_bytes, cache_bytes, weight_format) = if is_fast {
+            let how = How {
+                context,
+                chunk: options.chunk.unwrap_or(fast::DEFAULT_CHUNK),
+                // As many as PyTorch's operations have.
+                threads: usize::try_from(num_threads()?).unwrap_or(1),
+                instructions: options.instructions,
+            };
+            let fast = Fast::load(&config, folders, how, &like, on_layer)?;
+            let (weights, cache) = (fast.weight_bytes(), fast.cache_bytes());
+            let format = if fast.four_bits() { "int4" } else { dtype.name() };
+            (Runner::Fast(Box::new(fast)), weights, cache, format)
+        } else {
+            let form = match &compile {
+                None => options.form,
+                Some((compile, _)) => Form::compiled(compile.int8),
+            };
+            let mut step = Step::load(&config, folders, (shape, form), &like, on_layer)?;
+            let (weights, cache) = (step.weight_bytes(), step.cache_bytes());
+            let format = if form.int8 { DType::I8.name() } else { dtype.name() };
+            let runner = match compile {
+                None => Runner::Eager(Box::new(step)),
+                Some((compile, bind)) => {
+                    let (parameters, state) = step.tensors()?;
+                    // A launch may overwrite the state's memory, so nobody else may hold it.
+                    drop(step);
+                    let programs = bind(context, parameters, state)?;
+                    Runner::Compiled(Compiled::new(programs, compile.slots, like.alias()?))
+                }
+            };
+            (runner, weights, cache, format)
         };
         let owners = |layer_type: LayerType| {
             let owns = |l: &&crate::config::LayerPlan| {
@@ -205,9 +238,13 @@ impl Engine {
             weight_bytes,
             cache_bytes,
             load: begun.elapsed(),
-            static_shapes: shape.chunk.is_some(),
+            static_shapes: shape.chunk.is_some() && !is_fast,
             weight_format,
             slots: shape.slots,
+            instructions: match &runner {
+                Runner::Fast(fast) => Some(fast.instructions()),
+                _ => None,
+            },
         };
         Ok(Self { runner, info })
     }
@@ -215,8 +252,16 @@ impl Engine {
     /// Launches of compiled programs so far; `None` where steps run eagerly.
     pub(crate) fn counts(&self) -> Option<Counts> {
         match &self.runner {
-            Runner::Eager(_) => None,
+            Runner::Eager(_) | Runner::Fast(_) => None,
             Runner::Compiled(compiled) => Some(compiled.counts()),
+        }
+    }
+
+    /// Where the time of the last answer went after its first token; `None` where that is not known.
+    pub(crate) fn parts(&self) -> Option<&Parts> {
+        match &self.runner {
+            Runner::Fast(fast) => Some(fast.parts()),
+            Runner::Eager(_) | Runner::Compiled(_) => None,
         }
     }
 
@@ -239,7 +284,6 @@ impl Engine {
         let stop = request.stop.unwrap_or(&eos);
         self.check(request)?;
         let _inference = InferenceMode::enter()?;
-        let _alone = self.alone()?;
 
         let begun = Instant::now();
         let mut batch = vec![self.prefill(request.ids)?];
@@ -286,21 +330,17 @@ impl Engine {
         })
     }
 
-    /// Where four-bit weights are multiplied, the other operations are small, and OpenMP's threads, which wait for the next of
-    /// them without sleeping, would take the cores from the kernels' (docs/log.md: 16.8 tokens/s, 22.2 without).
-    fn alone(&self) -> Result<Option<SingleThread>> {
-        match &self.runner {
-            Runner::Eager(step) if step.four_bits() => SingleThread::enter().map(Some),
-            _ => Ok(None),
-        }
-    }
-
     /// Reads a prompt; the id that follows it.
     fn prefill(&mut self, ids: &[i64]) -> Result<i64> {
         match &mut self.runner {
             Runner::Eager(step) => {
                 let logits = step.run(SLOT, ids, 0, false)?;
                 one(&step.choose(&logits)?)
+            }
+            Runner::Fast(fast) => {
+                let next = fast.next(ids, 0);
+                fast.forget_parts();
+                next
             }
             Runner::Compiled(compiled) => compiled.prefill(SLOT, ids),
         }
@@ -313,11 +353,12 @@ impl Engine {
                 let logits = step.run(SLOT, &[id], position, false)?;
                 Ok(vec![one(&step.choose(&logits)?)?])
             }
+            Runner::Fast(fast) => Ok(vec![fast.next(&[id], position)?]),
             Runner::Compiled(compiled) => compiled.decode(SLOT, (id, position), most),
         }
     }
 
-    /// Logits `[rows, vocab]` on the CPU, in the model's element type: of every prompt token, or of the
+    /// Logits `[rows, vocab]` on the CPU, in the model's element type (fast mode: float32): of every prompt token, or of the
     /// last one followed by a row for each of `forced`, fed one by one as if the model had chosen it.
     ///
     /// # Errors
@@ -326,22 +367,25 @@ impl Engine {
         let request = Request { ids, max_new: 1, stop: None, read_every: 1 };
         self.check(&request)?;
         self.check_ids("forced", forced)?;
-        let _alone = self.alone()?;
         let tokens = ids.len() + forced.len();
         if tokens > self.info.context {
             return Err(Error::ContextFull { tokens, context: self.info.context });
         }
-        let Runner::Eager(step) = &mut self.runner else {
-            return Err(Error::Input(
-                "expected an engine whose steps run eagerly, found compiled programs, which give ids \
-                 and no logits"
-                    .into(),
-            ));
-        };
         let _inference = InferenceMode::enter()?;
-        let mut rows = vec![step.run(SLOT, ids, 0, all)?.to_cpu()?];
+        let mut run = |ids: &[i64], start: usize, all: bool| {
+            match &mut self.runner {
+            Runner::Eager(step) => step.run(SLOT, ids, start, all)?.to_cpu(),
+            Runner::Fast(fast) => host_tensor(&fast.logits(ids, start, all)?, self.info.vocab_size),
+            Runner::Compiled(_) => Err(Error::Input(
+                "expected an engine whose steps run one by one, found compiled programs, which give \
+                 ids and no logits"
+                    .into(),
+            )),
+        }
+        };
+        let mut rows = vec![run(ids, 0, all)?];
         for (offset, &id) in forced.iter().enumerate() {
-            rows.push(step.run(SLOT, &[id], ids.len() + offset, false)?.to_cpu()?);
+            rows.push(run(&[id], ids.len() + offset, false)?);
         }
         Tensor::cat(&rows.iter().collect::<Vec<_>>(), 0)
     }
@@ -374,6 +418,14 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// `values` as a tensor `[…, width]` that is only read.
+fn host_tensor(values: &[f32], width: usize) -> Result<Tensor> {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    let memory = MappedFile::in_memory(bytes.len(), |memory| memory.copy_from_slice(bytes))?;
+    let shape = [(values.len() / width) as i64, width as i64];
+    memory.tensor(0..bytes.len(), &shape, DType::F32)
 }
 
 /// The one value of `chosen` `[1]`.

@@ -20,6 +20,7 @@ mod compiled;
 mod config;
 mod engine;
 mod error;
+mod fast;
 mod json;
 mod kernels;
 mod model;

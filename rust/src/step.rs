@@ -49,7 +49,6 @@ pub(crate) struct Step {
     /// Names the device of inputs.
     like: Tensor,
     weight_bytes: u64,
-    four_bits: bool,
 }
 
 impl Step {
@@ -73,8 +72,8 @@ impl Step {
         };
         let sampler =
             Sampler::new(&config.suppress_tokens, config.vocab_size, like, form.shapes_only)?;
-        let (weight_bytes, four_bits) = (weights.bytes(), weights.four_bits());
-        Ok(Self { model, cache, sampler, shape, like: like.alias()?, weight_bytes, four_bits })
+        let weight_bytes = weights.bytes();
+        Ok(Self { model, cache, sampler, shape, like: like.alias()?, weight_bytes })
     }
 
     /// Handles on all its tensors: parameters, then state.
@@ -103,11 +102,6 @@ impl Step {
     /// Bytes of the weights.
     pub(crate) fn weight_bytes(&self) -> u64 {
         self.weight_bytes
-    }
-
-    /// Whether weights are multiplied in four bits.
-    pub(crate) fn four_bits(&self) -> bool {
-        self.four_bits
     }
 
     /// Bytes of the cache.

@@ -29,7 +29,6 @@ unsafe extern "C" {
     pub(super) fn tt_inference_mode_enter(out: *mut *mut TtInferenceMode) -> i32;
     pub(super) fn tt_inference_mode_leave(guard: *mut TtInferenceMode);
     pub(super) fn tt_num_threads(out: *mut i32) -> i32;
-    pub(super) fn tt_set_num_threads(count: i32) -> i32;
 
     pub(super) fn tt_from_blob(
         data: *const c_void,

@@ -99,33 +99,6 @@ pub(crate) fn num_threads() -> Result<i32> {
     Ok(count)
 }
 
-/// While it lives, this thread's ATen operations run on it alone.
-pub(crate) struct SingleThread {
-    before: i32,
-    /// Threads are counted for each thread.
-    _here: std::marker::PhantomData<*const ()>,
-}
-
-impl SingleThread {
-    /// Begins it.
-    ///
-    /// # Errors
-    /// `Aten` when ATen refuses.
-    pub(crate) fn enter() -> Result<Self> {
-        let before = num_threads()?;
-        // SAFETY: a plain number.
-        check("set_num_threads", unsafe { ffi::tt_set_num_threads(1) })?;
-        Ok(Self { before, _here: std::marker::PhantomData })
-    }
-}
-
-impl Drop for SingleThread {
-    fn drop(&mut self) {
-        // SAFETY: a number that ATen has named; it took one above, so it takes this.
-        unsafe { ffi::tt_set_num_threads(self.before) };
-    }
-}
-
 /// While it lives, this thread's ATen calls record nothing for autograd.
 pub(crate) struct InferenceMode(NonNull<ffi::TtInferenceMode>, std::marker::PhantomData<*const ()>);
 

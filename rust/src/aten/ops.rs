@@ -131,26 +131,6 @@ impl Tensor {
 
     /// What `f` makes of the values of a contiguous bfloat16 tensor on the CPU.
     pub(crate) fn with_bf16<R>(&self, f: impl FnOnce(&[bf16]) -> R) -> Result<R> {
-        let (data, count) = self.host_bf16()?;
-        // SAFETY: `data` points to `count` values, which live as long as the handle and which nothing writes meanwhile:
-        // only this thread has the tensor.
-        Ok(f(unsafe { std::slice::from_raw_parts(data, count) }))
-    }
-
-    /// A new bfloat16 tensor on the CPU whose values `f` writes.
-    pub(crate) fn filled_bf16(
-        shape: &[i64],
-        like: &Self,
-        f: impl FnOnce(&mut [bf16]),
-    ) -> Result<Self> {
-        let new = Self::zeros(shape, DType::Bf16, like)?;
-        let (data, count) = new.host_bf16()?;
-        // SAFETY: as above, and the tensor is new, so that there is no other view of its values.
-        f(unsafe { std::slice::from_raw_parts_mut(data, count) });
-        Ok(new)
-    }
-
-    fn host_bf16(&self) -> Result<(*mut bf16, usize)> {
         let count: i64 = self.sizes()?.iter().product();
         let mut data = std::ptr::null_mut();
         let dtype = DType::Bf16 as i32;
@@ -158,7 +138,9 @@ impl Tensor {
         check("data", unsafe { ffi::tt_host_data(self.0.as_ptr(), dtype, count, &raw mut data) })?;
         // An empty tensor may have no address.
         let data = if count == 0 { std::ptr::NonNull::dangling().as_ptr() } else { data.cast() };
-        Ok((data, count as usize))
+        // SAFETY: `data` points to `count` values, which live as long as the handle and which nothing writes meanwhile:
+        // only this thread has the tensor.
+        Ok(f(unsafe { std::slice::from_raw_parts(data, count as usize) }))
     }
 
     /// Overwrites this tensor's values; views of it see them.

@@ -22,6 +22,7 @@ use crate::{
     compiled::Programs,
     engine::{self, Finish, Options, Request},
     error::{Error, Result},
+    kernels::InstructionSet,
     weights::Form,
 };
 
@@ -138,8 +139,9 @@ impl Engine {
     #[new]
     #[pyo3(
         signature = (checkpoint, like, context = Number(Some(8192)), *, dtype = None,
-            prefill_chunk = None, arithmetic = "exact", programs = None, on_load = None),
-        text_signature = "(checkpoint, like, context=8192, *, dtype=None, prefill_chunk=None, arithmetic='exact', programs=None, on_load=None)"
+            prefill_chunk = None, arithmetic = "exact", instructions = None, programs = None,
+            on_load = None),
+        text_signature = "(checkpoint, like, context=8192, *, dtype=None, prefill_chunk=None, arithmetic='exact', instructions=None, programs=None, on_load=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     fn new(
@@ -150,6 +152,7 @@ impl Engine {
         dtype: Option<&str>,
         prefill_chunk: Option<Number>,
         arithmetic: &str,
+        instructions: Option<&str>,
         programs: Option<Py<PyAny>>,
         on_load: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -161,6 +164,8 @@ impl Engine {
             dtype: dtype.map(element_type).transpose()?,
             chunk: prefill_chunk.map(|chunk| chunk.count("prefill_chunk")).transpose()?,
             form: form(arithmetic)?,
+            fast: arithmetic == "fast",
+            instructions: instructions.map(instruction_set).transpose()?,
         };
         let mut failed = None;
         let raised = &mut failed;
@@ -265,6 +270,12 @@ impl Engine {
         logits.to_python(py)
     }
 
+    /// Seconds and bytes of weights by part of the step, of the last answer after its first token; see the stub.
+    fn parts(&self) -> Vec<(&'static str, f64, u64)> {
+        let parts = self.engine.parts().map_or(&[][..], |parts| parts.all());
+        parts.iter().map(|(name, spent)| (*name, spent.time.as_secs_f64(), spent.bytes)).collect()
+    }
+
     /// What is loaded and how.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info = self.engine.info();
@@ -285,6 +296,9 @@ impl Engine {
         all.set_item("vocab_size", info.vocab_size)?;
         all.set_item("eos_token_ids", &info.eos_token_ids)?;
         all.set_item("load_seconds", info.load.as_secs_f64())?;
+        if let Some(instructions) = info.instructions {
+            all.set_item("instructions", instructions.name())?;
+        }
         all.set_item("threads", aten::num_threads().map_err(python_error)?)?;
         if let Some(counts) = self.engine.counts() {
             all.set_item("launches", counts.launches)?;
@@ -360,14 +374,21 @@ fn element_type(name: &str) -> PyResult<DType> {
 
 fn form(arithmetic: &str) -> PyResult<Form> {
     match arithmetic {
-        "exact" => Ok(Form::EXACT),
-        "fast" => Ok(Form::FAST),
+        // Where there are no kernels of our own, fast is exact.
+        "exact" | "fast" => Ok(Form::EXACT),
         "compiled" => Ok(Form::compiled(false)),
         "int8" => Ok(Form::compiled(true)),
         _ => Err(PyValueError::new_err(format!(
             "expected arithmetic exact, fast, compiled or int8, found {arithmetic:?}"
         ))),
     }
+}
+
+fn instruction_set(name: &str) -> PyResult<InstructionSet> {
+    InstructionSet::ALL.into_iter().find(|set| set.name() == name).ok_or_else(|| {
+        let names = InstructionSet::ALL.map(InstructionSet::name).join(", ");
+        PyValueError::new_err(format!("expected instructions {names}, found {name:?}"))
+    })
 }
 
 /// An int argument; `None` when it is beyond 64 bits, which is a wrong value like any other.

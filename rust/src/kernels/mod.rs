@@ -1,13 +1,37 @@
-//! What ATen has no fast operation for on a CPU: products with four-bit weights.
+//! What a CPU computes fast mode's steps with: products, attention, norms, each for several instruction sets.
 //!
-//! Kernels take and give plain slices. Each exists for several instruction sets, chosen once at run time; all of them
-//! multiply exactly and add up in float32, in an order that is each one's own.
+//! Kernels take and give plain slices, and check their lengths at the door. The instruction set is chosen once at run
+//! time. All of them multiply bfloat16 values exactly and add up in float32, in an order that is each one's own and
+//! that depends on neither the number of tokens nor of threads.
 
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod attention_avx512;
+mod attention_lanes;
+mod bf16;
+#[cfg(target_arch = "x86_64")]
+mod bf16_avx512;
+mod matrix;
+mod memory;
+#[cfg(target_arch = "x86_64")]
+mod pairs_avx512;
 mod pool;
+mod rows;
+mod vector;
 mod w4;
+#[cfg(target_arch = "x86_64")]
+mod w4_avx512;
 
+pub(crate) use attention::{KeyValues, attend};
+pub(crate) use bf16::{Bf16Matrix, Values};
+pub(crate) use matrix::{Matrix, best, gated, multiply};
+pub(crate) use memory::Huge;
 pub(crate) use pool::Pool;
+pub(crate) use rows::each_row;
+pub(crate) use vector::{add_normed, gelu_times, norm, norm_and_rotate, norm_in_place, scale_add};
 pub(crate) use w4::{GROUP_SIZE, W4Matrix};
+
+use crate::error::{Error, Result};
 
 /// With what kernels run: the machine's instructions, and its threads.
 pub(crate) struct Kernels {
@@ -16,9 +40,25 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// The fastest instructions there are, on `threads` threads.
-    pub(crate) fn new(threads: usize) -> Self {
-        Self { set: InstructionSet::best(), pool: Pool::new(threads) }
+    /// `set`, or the fastest instructions there are, on `threads` threads.
+    ///
+    /// # Errors
+    /// `Input` when this machine lacks `set`.
+    pub(crate) fn new(threads: usize, set: Option<InstructionSet>) -> Result<Self> {
+        let available = InstructionSet::available();
+        let set = match set {
+            None => InstructionSet::best(),
+            Some(set) if available.contains(&set) => set,
+            Some(set) => {
+                let names: Vec<_> = available.iter().map(|set| set.name()).collect();
+                return Err(Error::Input(format!(
+                    "expected instructions that this machine has ({}), found {}",
+                    names.join(", "),
+                    set.name()
+                )));
+            }
+        };
+        Ok(Self { set, pool: Pool::new(threads) })
     }
 }
 
@@ -29,37 +69,104 @@ pub(crate) enum InstructionSet {
     Portable,
     /// AVX2 and FMA.
     Avx2,
-    /// AVX-512 F and BW.
+    /// AVX-512 F, BW, DQ and VL.
     Avx512,
     /// These, and AVX-512 BF16.
     Avx512Bf16,
 }
 
 impl InstructionSet {
+    /// All of them, the slowest first.
+    pub(crate) const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// As `Engine(instructions=…)` has it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512_bf16",
+        }
+    }
+
     /// Those of this machine, the slowest first.
     pub(crate) fn available() -> Vec<Self> {
-        let mut sets = vec![Self::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if std::arch::is_x86_feature_detected!("avx2")
-                && std::arch::is_x86_feature_detected!("fma")
-            {
-                sets.push(Self::Avx2);
-            }
-            if std::arch::is_x86_feature_detected!("avx512f")
-                && std::arch::is_x86_feature_detected!("avx512bw")
-            {
-                sets.push(Self::Avx512);
-                if std::arch::is_x86_feature_detected!("avx512bf16") {
-                    sets.push(Self::Avx512Bf16);
-                }
+        Self::ALL.into_iter().filter(|set| set.is_available()).collect()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        let has_avx512 = || {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+        };
+        match self {
+            Self::Portable => true,
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx512 => has_avx512() && is_x86_feature_detected!("fma"),
+            Self::Avx512Bf16 => {
+                Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16")
             }
         }
-        sets
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Self::Portable
     }
 
     /// The fastest of this machine.
     pub(crate) fn best() -> Self {
         Self::available().pop().unwrap_or(Self::Portable)
     }
+}
+
+/// Writes a function `name(set, …)` that runs `inner::<FUSED>(…)`, plain Rust marked `#[inline(always)]`, compiled anew for
+/// each instruction set. `FUSED` says that a multiplication and an addition are one instruction.
+macro_rules! for_each_set {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? = $inner:ident) => {
+        $(#[$doc])*
+        #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "instructions that not every machine has"))]
+        $vis fn $name(set: $crate::kernels::InstructionSet, $($arg: $type),*) $(-> $out)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $type),*) $(-> $out)? {
+                $inner::<true>($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+            fn avx512($($arg: $type),*) $(-> $out)? {
+                $inner::<true>($($arg),*)
+            }
+            match set {
+                $crate::kernels::InstructionSet::Portable => $inner::<false>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: `InstructionSet::available` has seen that the machine has them.
+                $crate::kernels::InstructionSet::Avx2 => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                _ => unsafe { avx512($($arg),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => $inner::<false>($($arg),*),
+            }
+        }
+    };
+}
+use for_each_set;
+
+/// `a · b + c`; without the instruction, a call of `mul_add` would be some fifty times as slow.
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+#[inline(always)]
+fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// `Internal` unless `found` is what a kernel wants.
+fn check_len(what: &str, found: usize, wanted: usize) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::Internal(format!("expected {wanted} values for {what}, found {found}")))
 }

@@ -189,7 +189,7 @@ impl Gemma4 {
 }
 
 /// Keys and values that some uploads keep for layers which never use them (gemma4.md 3.3).
-fn is_unused_kv(name: &str, shared_layers: std::ops::Range<usize>) -> bool {
+pub(crate) fn is_unused_kv(name: &str, shared_layers: std::ops::Range<usize>) -> bool {
     let Some((layer, rest)) = name.strip_prefix("model.layers.").and_then(|n| n.split_once('.'))
     else {
         return false;

@@ -38,7 +38,7 @@ impl RmsNorm {
         let sizes = x.sizes()?;
         let f = x.to_dtype(DType::F32)?;
         let mut y = match (self.arithmetic, sizes.last()) {
-            (Arithmetic::Exact | Arithmetic::Fast, _) => {
+            (Arithmetic::Exact, _) => {
                 let mean_square = f.pow_scalar(2.0)?.mean_last()?.add_scalar(self.eps)?;
                 // transformers takes a power, not rsqrt, and multiplies: both decide the last bit.
                 f.mul(&mean_square.pow_scalar(-0.5)?)?

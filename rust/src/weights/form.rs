@@ -10,8 +10,6 @@ use crate::{
 pub(crate) enum Arithmetic {
     /// Those of transformers, call for call, on weights `[out, in]`.
     Exact,
-    /// Those of transformers, but four-bit weights are multiplied as they are stored, on a CPU.
-    Fast,
     /// Those that XLA makes the fastest program of; weights are stored `[in, out]`.
     Compiled,
 }
@@ -31,10 +29,6 @@ impl Form {
     /// The checkpoint's values, multiplied as transformers does.
     pub(crate) const EXACT: Self =
         Self { arithmetic: Arithmetic::Exact, int8: false, shapes_only: false };
-
-    /// Four-bit weights stay as they are.
-    pub(crate) const FAST: Self =
-        Self { arithmetic: Arithmetic::Fast, int8: false, shapes_only: false };
 
     /// What compiled programs compute with.
     pub(crate) const fn compiled(int8: bool) -> Self {

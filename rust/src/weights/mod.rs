@@ -7,9 +7,11 @@
 
 mod files;
 mod form;
+mod host;
 mod packed;
 
 pub(crate) use form::{Arithmetic, Form};
+pub(crate) use host::Table;
 
 use std::{
     cell::OnceCell,
@@ -26,7 +28,7 @@ use crate::{
     aten::{DType, MappedFile, Tensor, num_threads},
     config::Scheme,
     error::{Error, Result},
-    kernels::{Kernels, W4Matrix},
+    kernels::Kernels,
 };
 
 /// Towers of multimodal checkpoints that the text path does not load (gemma4.md 3.2).
@@ -57,6 +59,18 @@ struct Entry {
     range: std::ops::Range<usize>,
 }
 
+/// Bytes of a file.
+struct Region {
+    map: Arc<MappedFile>,
+    range: std::ops::Range<usize>,
+}
+
+impl Region {
+    fn bytes(&self) -> &[u8] {
+        &self.map.bytes()[self.range.clone()]
+    }
+}
+
 /// All tensors of a checkpoint, and where each is to go.
 pub(crate) struct Weights {
     folders: Vec<PathBuf>,
@@ -69,7 +83,7 @@ pub(crate) struct Weights {
     schemes: Vec<Scheme>,
     taken: BTreeSet<String>,
     bytes: u64,
-    /// Unpacks weights, and multiplies four-bit ones as they are; its threads begin with the first such weight.
+    /// Unpacks weights; unless they are given, its threads begin with the first packed weight.
     kernels: OnceCell<Arc<Kernels>>,
     four_bits: bool,
 }
@@ -214,30 +228,13 @@ impl Weights {
         Ok((parts, scale))
     }
 
-    /// A projection `[out, in]` as it is stored, where it is stored in four bits, the model runs in bfloat16 and there is
-    /// a kernel for its shape; `None` elsewhere.
-    ///
-    /// # Errors
-    /// As [`Weights::take`].
-    pub(crate) fn take_four_bits(
-        &mut self,
-        name: &str,
-        shape: [usize; 2],
-    ) -> Result<Option<(W4Matrix, Arc<Kernels>)>> {
-        let fast = self.form.arithmetic == Arithmetic::Fast && self.like.dtype()? == DType::Bf16;
-        if !fast || !self.is_packed(name) {
-            return Ok(None);
-        }
-        let Some(matrix) = self.repack(name, shape)? else { return Ok(None) };
-        self.bytes += matrix.bytes() as u64;
-        self.four_bits = true;
-        Ok(Some((matrix, self.kernels()?)))
-    }
-
     fn kernels(&self) -> Result<Arc<Kernels>> {
+        if let Some(kernels) = self.kernels.get() {
+            return Ok(Arc::clone(kernels));
+        }
         // As many threads as PyTorch's operations have.
-        let threads = usize::try_from(num_threads()?).unwrap_or(1);
-        Ok(Arc::clone(self.kernels.get_or_init(|| Arc::new(Kernels::new(threads)))))
+        let kernels = Kernels::new(usize::try_from(num_threads()?).unwrap_or(1), None)?;
+        Ok(Arc::clone(self.kernels.get_or_init(|| Arc::new(kernels))))
     }
 
     /// Whether any weight stayed in four bits.
@@ -256,12 +253,21 @@ impl Weights {
         if self.form.shapes_only && self.entries.is_empty() {
             return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
         }
-        let Some(entry) = self.entries.get(name) else {
+        let Some((region, dtype)) = self.find(name, shape)? else {
             return match shape {
                 &[rows, columns] if self.is_packed(name) => self.unpack(name, [rows, columns]),
                 _ => Err(self.missing(name)),
             };
         };
+        if self.form.shapes_only {
+            return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
+        }
+        region.map.tensor(region.range.clone(), &sizes, dtype)
+    }
+
+    /// Where the tensor `name` of exactly `shape` lies, which counts as taken; `None` when it is nowhere, or packed.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<Option<(Region, DType)>> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
         if entry.shape != shape {
             let reason =
                 format!("expected shape {shape:?} by config.json, found {}", brief(&entry.shape));
@@ -271,12 +277,14 @@ impl Weights {
             let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);
             return Err(self.wrong(entry, reason));
         };
+        let region = self.region_of(entry);
         self.taken.insert(name.to_owned());
-        if self.form.shapes_only {
-            return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
-        }
-        let shard = &self.shards[entry.shard];
-        shard.map.tensor(self.range_of(entry), &sizes, dtype)
+        Ok(Some((region, dtype)))
+    }
+
+    fn region_of(&self, entry: &Entry) -> Region {
+        let map = Arc::clone(&self.shards[entry.shard].map);
+        Region { map, range: self.range_of(entry) }
     }
 
     /// Where `entry` lies in its shard's map.

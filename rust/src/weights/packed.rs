@@ -4,12 +4,12 @@
 //! lowest bits first, each plus half its range; `X.weight_scale`, a factor for each row and group of columns; and
 //! `X.weight_shape`. Asymmetric ones have `X.weight_zero_point`, packed likewise along rows.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::{Entry, Weights, brief, is_other, model_dtype};
+use super::{Entry, Region, Weights, brief, is_other, model_dtype};
 use crate::{
     aten::{DType, MappedFile, Tensor},
     config::Scheme,
@@ -23,10 +23,44 @@ const UNPACKED_AT_ONCE: usize = 1 << 18;
 /// A packed weight as its file has it.
 struct Packed<'a> {
     layout: Layout,
+    numbers: Numbers<'a>,
+}
+
+/// The bytes of a packed weight: little-endian words, zero points likewise, and factors.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers<'a> {
     words: &'a [u8],
     zero_points: Option<&'a [u8]>,
     scale: &'a [u8],
     scale_dtype: DType,
+}
+
+/// A packed table in its file.
+pub(crate) struct PackedTable {
+    layout: Layout,
+    words: Region,
+    zero_points: Option<Region>,
+    scale: Region,
+    scale_dtype: DType,
+    product: DType,
+}
+
+impl PackedTable {
+    /// Bytes in its file.
+    pub(super) fn bytes(&self) -> usize {
+        self.words.bytes().len() + self.scale.bytes().len()
+    }
+
+    /// Unpacks row `index` to `out`.
+    pub(super) fn read(&self, index: usize, out: &mut [bf16]) {
+        let numbers = Numbers {
+            words: self.words.bytes(),
+            zero_points: self.zero_points.as_ref().map(Region::bytes),
+            scale: self.scale.bytes(),
+            scale_dtype: self.scale_dtype,
+        };
+        self.layout.row(numbers, index, self.product, out);
+    }
 }
 
 /// The tables that are looked up in and not multiplied with.
@@ -43,27 +77,60 @@ impl Weights {
     /// # Errors
     /// `Unsupported` without a scheme in config.json; `MissingTensor`, `Tensor` naming what does not fit it.
     pub(super) fn unpack(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor> {
-        let found = self.packed(name, shape)?;
         let to = self.like.dtype()?;
         let sizes = [shape[0] as i64, shape[1] as i64];
-        let values = if self.form.shapes_only {
-            Tensor::zeros(&sizes, to, &self.like)?
-        } else {
-            let product = if self.is_unpacked_beforehand() { found.scale_dtype } else { to };
-            let kernels = self.kernels()?;
-            let len = shape[0] * shape[1] * to.bytes();
-            let mut done = Ok(());
-            let memory = MappedFile::in_memory(len, |out| {
-                let factors = (found.scale, found.scale_dtype);
-                let words = (found.words, found.zero_points);
-                let out = (out, &kernels.pool);
-                done = found.layout.dequantize(words, factors, (product, to), out);
-            })?;
-            done?;
-            memory.tensor(0..len, &sizes, to)?
+        if self.form.shapes_only {
+            self.packed(name, shape)?;
+            self.mark_taken(name);
+            return Tensor::zeros(&sizes, to, &self.like);
+        }
+        let memory = self.unpack_into_memory(name, shape)?;
+        memory.tensor(0..shape[0] * shape[1] * to.bytes(), &sizes, to)
+    }
+
+    /// The bytes of [`Weights::unpack`]'s values.
+    pub(super) fn unpack_into_memory(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<Arc<MappedFile>> {
+        let found = self.packed(name, shape)?;
+        let to = self.like.dtype()?;
+        let product = self.product_type(&found)?;
+        let kernels = self.kernels()?;
+        let mut done = Ok(());
+        let memory = MappedFile::in_memory(shape[0] * shape[1] * to.bytes(), |out| {
+            let out = (out, &kernels.pool);
+            done = found.layout.dequantize(found.numbers, (product, to), out);
+        })?;
+        done?;
+        self.mark_taken(name);
+        Ok(memory)
+    }
+
+    /// The packed table `name`, to be unpacked row by row.
+    ///
+    /// # Errors
+    /// As [`Weights::unpack`].
+    pub(super) fn packed_table(&mut self, name: &str, shape: [usize; 2]) -> Result<PackedTable> {
+        let found = self.packed(name, shape)?;
+        let (layout, scale_dtype) = (found.layout, found.numbers.scale_dtype);
+        let product = self.product_type(&found)?;
+        let region = |ending: &str| {
+            let name = format!("{name}_{ending}");
+            let entry = self.entries.get(&name).ok_or_else(|| self.missing(&name))?;
+            Ok(self.region_of(entry))
+        };
+        let table = PackedTable {
+            layout,
+            words: region("packed")?,
+            zero_points: layout.zero_point().map(|_| region("zero_point")).transpose()?,
+            scale: region("scale")?,
+            scale_dtype,
+            product,
         };
         self.mark_taken(name);
-        Ok(values)
+        Ok(table)
     }
 
     /// The packed weight `name` in the order in which it is multiplied; `None` if there is no kernel for its form.
@@ -72,24 +139,24 @@ impl Weights {
     /// As [`Weights::unpack`].
     pub(super) fn repack(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<W4Matrix>> {
         let found = self.packed(name, shape)?;
-        let Layout { scheme, .. } = found.layout;
+        let (Layout { scheme, .. }, numbers) = (found.layout, found.numbers);
         let published = Scheme { num_bits: 4, group_size: Some(GROUP_SIZE), symmetric: true };
-        if scheme != published {
+        if scheme != published || !W4Matrix::fits(shape[1]) {
             return Ok(None);
         }
+        let kernels = self.kernels()?;
         let [_, words] = found.layout.packed();
         let [_, groups] = found.layout.scale();
         let matrix = W4Matrix::new(
             shape,
-            |row, index| word(found.words, row * words + index),
+            |row, index| word(numbers.words, row * words + index),
             |row, group| {
-                bf16::from_f32(float(found.scale, row * groups + group, found.scale_dtype))
+                bf16::from_f32(float(numbers.scale, row * groups + group, numbers.scale_dtype))
             },
-        );
-        if matrix.is_some() {
-            self.mark_taken(name);
-        }
-        Ok(matrix)
+            &kernels.pool,
+        )?;
+        self.mark_taken(name);
+        Ok(Some(matrix))
     }
 
     fn mark_taken(&mut self, name: &str) {
@@ -145,13 +212,22 @@ impl Weights {
         };
         let stored = needed("shape")?;
         self.check_shape(stored, shape)?;
-        Ok(Packed {
-            layout,
+        let numbers = Numbers {
             words: self.bytes_of(packed),
             zero_points: zero_point.map(|entry| self.bytes_of(entry)),
             scale: self.bytes_of(scale),
             scale_dtype,
-        })
+        };
+        Ok(Packed { layout, numbers })
+    }
+
+    /// The type in which integer and factor are multiplied.
+    fn product_type(&self, found: &Packed<'_>) -> Result<DType> {
+        if self.is_unpacked_beforehand() {
+            Ok(found.numbers.scale_dtype)
+        } else {
+            self.like.dtype()
+        }
     }
 
     /// Transformers 5.24 multiplies integer and factor in the model's type where it runs a checkpoint as stored. It cannot where
@@ -243,78 +319,79 @@ impl Layout {
 
     /// Every value, rounded to `product` and then to `to`, as bytes of `to`, into `out`: `[rows, columns]`.
     ///
-    /// `packed` and `zero_point` are little-endian words, `scale` values of `scale_dtype`, all in the shapes
-    /// above. An integer times a factor is exact in float32 unless the factor itself is float32.
+    /// An integer times a factor is exact in float32 unless the factor itself is float32.
     pub(super) fn dequantize(
         &self,
-        (packed, zero_point): (&[u8], Option<&[u8]>),
-        (scale, scale_dtype): (&[u8], DType),
+        numbers: Numbers<'_>,
         (product, to): (DType, DType),
         (out, pool): (&mut [u8], &Pool),
     ) -> Result<()> {
-        let [_, groups] = self.scale();
-        // A factor is rounded to the type that it multiplies in.
-        let factor = |row, group| round(float(scale, row * groups + group, scale_dtype), product);
-        let zero = |row, group| {
-            zero_point.map_or(0, |zeros| {
-                self.integer(word(zeros, row / self.per_word() * groups + group), row)
-            })
-        };
+        let out_row = self.columns * to.bytes();
         let value = |q: i32, factor| round(q as f32 * factor, product);
-        match to {
-            DType::Bf16 => {
-                let encode = |q, factor| bf16::from_f32(value(q, factor)).to_ne_bytes();
-                self.fill(packed, (factor, zero), encode, (out, pool))
-            }
-            DType::F16 => {
-                let encode = |q, factor| f16::from_f32(value(q, factor)).to_ne_bytes();
-                self.fill(packed, (factor, zero), encode, (out, pool))
-            }
-            _ => self.fill(packed, (factor, zero), |q, f| value(q, f).to_ne_bytes(), (out, pool)),
-        }
-    }
-
-    /// Writes `encode(integer, factor)` for every value; factors and zero points are those of a row and group.
-    fn fill<const N: usize>(
-        &self,
-        packed: &[u8],
-        (factor, zero): (impl Fn(usize, usize) -> f32 + Sync, impl Fn(usize, usize) -> i32 + Sync),
-        encode: impl Fn(i32, f32) -> [u8; N] + Sync,
-        (out, pool): (&mut [u8], &Pool),
-    ) -> Result<()> {
-        let (size, row_bytes, out_row) =
-            (self.group_size(), 4 * self.packed()[1], self.columns * N);
-        let one_row = |row: usize, words: &[u8], out: &mut [u8]| {
-            let (out, _) = out.as_chunks_mut::<N>();
-            for (group, out) in out.chunks_exact_mut(size).enumerate() {
-                let (factor, zero) = (factor(row, group), zero(row, group));
-                if self.scheme.num_bits == 4 {
-                    // Sixteen values occur in a group.
-                    let table: [_; 16] =
-                        std::array::from_fn(|code| encode(code as i32 - 8 - zero, factor));
-                    // Groups begin at whole bytes: `new` asks for an even size.
-                    let bytes = &words[group * size / 2..];
-                    for (&byte, pair) in bytes.iter().zip(out.chunks_mut(2)) {
-                        pair[0] = table[usize::from(byte & 15)];
-                        if let Some(second) = pair.get_mut(1) {
-                            *second = table[usize::from(byte >> 4)];
-                        }
-                    }
-                } else {
-                    for (&byte, out) in words[group * size..].iter().zip(out) {
-                        *out = encode(i32::from(byte) - 128 - zero, factor);
-                    }
-                }
-            }
-        };
         let rows = (UNPACKED_AT_ONCE / self.columns).max(1);
         let pieces: Vec<_> = out.chunks_mut(rows * out_row).map(Mutex::new).collect();
         pool.run(pieces.len(), &|piece| {
             let Ok(mut out) = pieces[piece].lock() else { return };
             for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(out_row)) {
-                one_row(row, &packed[row * row_bytes..(row + 1) * row_bytes], out);
+                match to {
+                    DType::Bf16 => {
+                        let encode = |q, f| bf16::from_f32(value(q, f)).to_ne_bytes();
+                        self.fill(numbers, (row, product), encode, out.as_chunks_mut().0);
+                    }
+                    DType::F16 => {
+                        let encode = |q, f| f16::from_f32(value(q, f)).to_ne_bytes();
+                        self.fill(numbers, (row, product), encode, out.as_chunks_mut().0);
+                    }
+                    _ => {
+                        let encode = |q, f| value(q, f).to_ne_bytes();
+                        self.fill(numbers, (row, product), encode, out.as_chunks_mut().0);
+                    }
+                }
             }
         })
+    }
+
+    /// The values of one row.
+    fn row(&self, numbers: Numbers<'_>, row: usize, product: DType, out: &mut [bf16]) {
+        let encode = |q: i32, factor| bf16::from_f32(round(q as f32 * factor, product));
+        self.fill(numbers, (row, product), encode, out);
+    }
+
+    /// Writes `encode(integer, factor)` for every value of a row. A factor is rounded to the type that it multiplies in.
+    fn fill<T: Copy>(
+        &self,
+        numbers: Numbers<'_>,
+        (row, product): (usize, DType),
+        encode: impl Fn(i32, f32) -> T,
+        out: &mut [T],
+    ) {
+        let (size, row_bytes, [_, groups]) =
+            (self.group_size(), 4 * self.packed()[1], self.scale());
+        let words = &numbers.words[row * row_bytes..(row + 1) * row_bytes];
+        for (group, out) in out.chunks_exact_mut(size).enumerate() {
+            let factor = float(numbers.scale, row * groups + group, numbers.scale_dtype);
+            let factor = round(factor, product);
+            let zero = numbers.zero_points.map_or(0, |zeros| {
+                self.integer(word(zeros, row / self.per_word() * groups + group), row)
+            });
+            if self.scheme.num_bits == 4 {
+                // Sixteen values occur in a group.
+                let table: [_; 16] =
+                    std::array::from_fn(|code| encode(code as i32 - 8 - zero, factor));
+                // Groups begin at whole bytes: `new` asks for an even size.
+                let bytes = &words[group * size / 2..];
+                for (&byte, pair) in bytes.iter().zip(out.chunks_mut(2)) {
+                    pair[0] = table[usize::from(byte & 15)];
+                    if let Some(second) = pair.get_mut(1) {
+                        *second = table[usize::from(byte >> 4)];
+                    }
+                }
+            } else {
+                for (&byte, out) in words[group * size..].iter().zip(out) {
+                    *out = encode(i32::from(byte) - 128 - zero, factor);
+                }
+            }
+        }
     }
 }
 
@@ -351,10 +428,15 @@ mod tests {
             .flat_map(f32::to_le_bytes)
             .collect();
         let mut out = vec![0; 4 * shape[0] * shape[1]];
-        let zeros = zeros.map(bytes);
-        let (words, scale) = ((&*bytes(words), zeros.as_deref()), (&*scale, DType::F32));
+        let (words, zeros) = (bytes(words), zeros.map(bytes));
+        let numbers = Numbers {
+            words: &words,
+            zero_points: zeros.as_deref(),
+            scale: &scale,
+            scale_dtype: DType::F32,
+        };
         let dtypes = (DType::F32, DType::F32);
-        layout.dequantize(words, scale, dtypes, (&mut out, &Pool::new(2))).unwrap();
+        layout.dequantize(numbers, dtypes, (&mut out, &Pool::new(2))).unwrap();
         out.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 

@@ -1,0 +1,292 @@
+//! One decoder layer (gemma4.md 2.5, 2.6): attention, MLP, per-layer input, each normed before it is added.
+
+use half::bf16;
+
+use super::{
+    Parts,
+    rope::{RotaryEmbedding, Rotation},
+};
+use crate::{
+    config::{Config, KeyValues as Plan, LayerType},
+    error::Result,
+    kernels::{
+        Kernels, KeyValues, Matrix, add_normed, attend, each_row, gated, gelu_times, multiply,
+        norm, norm_and_rotate,
+    },
+    weights::Weights,
+};
+
+/// Weights of one layer. Norms stand in float32.
+pub(super) struct Layer {
+    layer_idx: usize,
+    layer_type: LayerType,
+    head_dim: usize,
+    heads: usize,
+    /// Positions that a query sees, its own included.
+    window: usize,
+    eps: f32,
+    pub(super) input_layernorm: Vec<f32>,
+    q_proj: Matrix, // [heads · head_dim, hidden]
+    q_norm: Vec<f32>,
+    own: Option<OwnKeyValues>,
+    /// The layer whose keys and values are read.
+    producer: usize,
+    o_proj: Matrix, // [hidden, heads · head_dim]
+    post_attention_layernorm: Vec<f32>,
+    pre_feedforward_layernorm: Vec<f32>,
+    gate_proj: Matrix, // [intermediate, hidden]
+    up_proj: Matrix,   // [intermediate, hidden]
+    down_proj: Matrix, // [hidden, intermediate]
+    post_feedforward_layernorm: Vec<f32>,
+    per_layer: Option<PerLayerGate>,
+    layer_scalar: f32,
+}
+
+struct OwnKeyValues {
+    k_proj: Matrix, // [kv_heads · head_dim, hidden]
+    /// `None` where V is the raw K projection (`attention_k_eq_v`).
+    v_proj: Option<Matrix>,
+    k_norm: Vec<f32>,
+}
+
+/// The layer's use of its per-layer input.
+struct PerLayerGate {
+    per_layer_input_gate: Matrix, // [P, hidden]
+    per_layer_projection: Matrix, // [hidden, P]
+    post_per_layer_input_norm: Vec<f32>,
+}
+
+/// Positions of the tokens that go through a layer together.
+pub(super) struct Step {
+    pub(super) start: usize,
+    pub(super) tokens: usize,
+    /// By [`LayerType::index`].
+    rotations: [Option<Rotation>; 2],
+}
+
+impl Step {
+    pub(super) fn new(start: usize, tokens: usize, rope: &[Option<RotaryEmbedding>; 2]) -> Self {
+        let at = |rope: &Option<RotaryEmbedding>| rope.as_ref().map(|rope| rope.at(start, tokens));
+        Self { start, tokens, rotations: [at(&rope[0]), at(&rope[1])] }
+    }
+}
+
+impl Layer {
+    pub(super) fn load(layer_idx: usize, config: &Config, weights: &mut Weights) -> Result<Self> {
+        let plan = &config.layers[layer_idx];
+        let (hidden, dim) = (config.hidden_size, plan.head_dim);
+        let (q_width, kv_width) =
+            (config.num_attention_heads * dim, plan.num_key_value_heads * dim);
+        let (intermediate, per_layer) =
+            (plan.intermediate_size, config.hidden_size_per_layer_input);
+        let name = |name: &str| format!("model.layers.{layer_idx}.{name}.weight");
+        let owns = match plan.key_values {
+            Plan::Own { k_eq_v } => Some(k_eq_v),
+            Plan::Shared { .. } => None,
+        };
+        let layer_scalar =
+            weights.take_vector(&format!("model.layers.{layer_idx}.layer_scalar"), 1)?[0];
+        let mut vector = |of: &str, len| weights.take_vector(&name(of), len);
+        let input_layernorm = vector("input_layernorm", hidden)?;
+        let q_norm = vector("self_attn.q_norm", dim)?;
+        let k_norm = owns.map(|_| vector("self_attn.k_norm", dim)).transpose()?;
+        let post_attention_layernorm = vector("post_attention_layernorm", hidden)?;
+        let pre_feedforward_layernorm = vector("pre_feedforward_layernorm", hidden)?;
+        let post_feedforward_layernorm = vector("post_feedforward_layernorm", hidden)?;
+        let post_per_layer_input_norm =
+            (per_layer > 0).then(|| vector("post_per_layer_input_norm", hidden)).transpose()?;
+        let mut matrix = |of: &str, shape| weights.take_stored(&name(of), shape);
+        let own = match (owns, k_norm) {
+            (Some(k_eq_v), Some(k_norm)) => Some(OwnKeyValues {
+                k_proj: matrix("self_attn.k_proj", [kv_width, hidden])?,
+                v_proj: if k_eq_v {
+                    None
+                } else {
+                    Some(matrix("self_attn.v_proj", [kv_width, hidden])?)
+                },
+                k_norm,
+            }),
+            _ => None,
+        };
+        let per_layer = match post_per_layer_input_norm {
+            Some(post_per_layer_input_norm) => Some(PerLayerGate {
+                per_layer_input_gate: matrix("per_layer_input_gate", [per_layer, hidden])?,
+                per_layer_projection: matrix("per_layer_projection", [hidden, per_layer])?,
+                post_per_layer_input_norm,
+            }),
+            None => None,
+        };
+        Ok(Self {
+            layer_idx,
+            layer_type: plan.layer_type,
+            head_dim: dim,
+            heads: config.num_attention_heads,
+            window: match plan.layer_type {
+                LayerType::Sliding => config.sliding_window,
+                LayerType::Full => usize::MAX,
+            },
+            eps: config.rms_norm_eps as f32,
+            input_layernorm,
+            q_proj: matrix("self_attn.q_proj", [q_width, hidden])?,
+            q_norm,
+            own,
+            producer: match plan.key_values {
+                Plan::Own { .. } => layer_idx,
+                Plan::Shared { producer } => producer,
+            },
+            o_proj: matrix("self_attn.o_proj", [hidden, q_width])?,
+            post_attention_layernorm,
+            pre_feedforward_layernorm,
+            gate_proj: matrix("mlp.gate_proj", [intermediate, hidden])?,
+            up_proj: matrix("mlp.up_proj", [intermediate, hidden])?,
+            down_proj: matrix("mlp.down_proj", [hidden, intermediate])?,
+            post_feedforward_layernorm,
+            per_layer,
+            layer_scalar,
+        })
+    }
+
+    /// `h` and `x` `[tokens, hidden]`: the residual stream, and it after this layer's `input_layernorm`; both become those
+    /// of what follows, whose norm is `next_norm`. `per_layer_inputs` `[tokens, layers, P]`.
+    pub(super) fn forward(
+        &self,
+        (kernels, parts): (&Kernels, &mut Parts),
+        (h, x): (&mut [f32], &mut [bf16]),
+        per_layer_inputs: &[f32],
+        (step, cache): (&Step, &mut [Vec<KeyValues>]),
+        next_norm: &[f32],
+    ) -> Result<()> {
+        let (set, eps, tokens) = (kernels.set, self.eps, step.tokens);
+        let width = self.input_layernorm.len();
+        // What a part adds is normed, added, and the sum normed for the part that comes next.
+        let mut add = |added: &[f32], weight: &[f32], scale: f32, next: &[f32], x: &mut [bf16]| {
+            each_row(kernels, tokens, (&mut *h, width), (x, width), &|token, h, x| {
+                let added = &added[token * width..(token + 1) * width];
+                add_normed(set, h, added, weight, eps, scale);
+                norm(set, h, Some(next), eps, x);
+            })
+        };
+        let mut added = vec![0.0; tokens * width];
+
+        let attended = self.attend((kernels, parts), x, step, cache)?;
+        multiply(kernels, &attended, &mut [(&self.o_proj, &mut added)])?;
+        parts.end("o_proj", self.o_proj.bytes());
+        let weight = &self.post_attention_layernorm;
+        add(&added, weight, 1.0, &self.pre_feedforward_layernorm, x)?;
+        parts.end("norms", 0);
+
+        let mut inner = vec![bf16::ZERO; tokens * self.gate_proj.shape()[0]];
+        gated(kernels, x, (&self.gate_proj, &self.up_proj), &mut inner)?;
+        parts.end("gate_up", self.gate_proj.bytes() + self.up_proj.bytes());
+        multiply(kernels, &inner, &mut [(&self.down_proj, &mut added)])?;
+        parts.end("down_proj", self.down_proj.bytes());
+
+        let weight = &self.post_feedforward_layernorm;
+        let Some(gate) = &self.per_layer else {
+            add(&added, weight, self.layer_scalar, next_norm, x)?;
+            parts.end("norms", 0);
+            return Ok(());
+        };
+        // Its gate takes the stream as it is.
+        each_row(kernels, tokens, (&mut *h, width), (&mut *x, width), &|token, h, x| {
+            let added = &added[token * width..(token + 1) * width];
+            add_normed(set, h, added, weight, eps, 1.0);
+            for (x, h) in x.iter_mut().zip(h) {
+                *x = bf16::from_f32(*h);
+            }
+        })?;
+        parts.end("norms", 0);
+        let [p, _] = gate.per_layer_input_gate.shape();
+        let mut gates = vec![0.0; tokens * p];
+        multiply(kernels, x, &mut [(&gate.per_layer_input_gate, &mut gates)])?;
+        let mut inner = vec![bf16::ZERO; tokens * p];
+        let all = per_layer_inputs.len() / tokens;
+        for ((inner, gates), inputs) in inner
+            .chunks_exact_mut(p)
+            .zip(gates.chunks_exact(p))
+            .zip(per_layer_inputs.chunks_exact(all))
+        {
+            gelu_times(set, gates, &inputs[self.layer_idx * p..(self.layer_idx + 1) * p], inner);
+        }
+        multiply(kernels, &inner, &mut [(&gate.per_layer_projection, &mut added)])?;
+        parts.end(
+            "per_layer",
+            gate.per_layer_input_gate.bytes() + gate.per_layer_projection.bytes(),
+        );
+        each_row(kernels, tokens, (h, width), (x, width), &|token, h, x| {
+            let added = &added[token * width..(token + 1) * width];
+            add_normed(set, h, added, &gate.post_per_layer_input_norm, eps, self.layer_scalar);
+            norm(set, h, Some(next_norm), eps, x);
+        })?;
+        parts.end("norms", 0);
+        Ok(())
+    }
+
+    /// What the heads attend to, `[tokens, heads · head_dim]`; writes this layer's keys and values to `cache`.
+    fn attend(
+        &self,
+        (kernels, parts): (&Kernels, &mut Parts),
+        x: &[bf16],
+        step: &Step,
+        cache: &mut [Vec<KeyValues>],
+    ) -> Result<Vec<bf16>> {
+        let (set, tokens, dim) = (kernels.set, step.tokens, self.head_dim);
+        let q_width = self.heads * dim;
+        let mut q_raw = vec![0.0; tokens * q_width];
+        let (mut k_raw, mut v_raw) = (Vec::new(), Vec::new());
+        let mut products = vec![(&self.q_proj, &mut *q_raw)];
+        if let Some(own) = &self.own {
+            let kv_width = own.k_proj.shape()[0];
+            k_raw = vec![0.0; tokens * kv_width];
+            products.push((&own.k_proj, &mut k_raw));
+            if let Some(v_proj) = &own.v_proj {
+                v_raw = vec![0.0; tokens * kv_width];
+                products.push((v_proj, &mut v_raw));
+            }
+        }
+        let bytes = products.iter().map(|(matrix, _)| matrix.bytes()).sum();
+        multiply(kernels, x, &mut products)?;
+        parts.end("qkv", bytes);
+
+        let Some(rotation) = &step.rotations[self.layer_type.index()] else {
+            return Err(crate::error::Error::Internal(format!(
+                "no rope in layer {}",
+                self.layer_idx
+            )));
+        };
+        let rotate = |token: usize, raw: &[f32], weight: &[f32], out: &mut [bf16]| {
+            for (raw, out) in raw.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
+                norm_and_rotate(set, raw, weight, self.eps, rotation.of(token), out);
+            }
+        };
+        let mut q = vec![bf16::ZERO; tokens * q_width];
+        each_row(kernels, tokens, (&mut q, q_width), (&mut [(); 0], 0), &|token, q, _| {
+            rotate(token, &q_raw[token * q_width..(token + 1) * q_width], &self.q_norm, q);
+        })?;
+        if let Some(own) = &self.own {
+            let kv_width = own.k_proj.shape()[0];
+            let values = if own.v_proj.is_some() { &v_raw } else { &k_raw };
+            let (mut k, mut v) = (vec![bf16::ZERO; k_raw.len()], vec![bf16::ZERO; k_raw.len()]);
+            each_row(kernels, tokens, (&mut k, kv_width), (&mut v, kv_width), &|token, k, v| {
+                let range = token * kv_width..(token + 1) * kv_width;
+                rotate(token, &k_raw[range.clone()], &own.k_norm, k);
+                for (raw, v) in values[range].chunks_exact(dim).zip(v.chunks_exact_mut(dim)) {
+                    norm(set, raw, None, self.eps, v);
+                }
+            })?;
+            let heads = cache[self.layer_idx].len();
+            for (head, cache) in cache[self.layer_idx].iter_mut().enumerate() {
+                for token in 0..tokens {
+                    let at = (token * heads + head) * dim;
+                    cache.write(step.start + token, &k[at..at + dim], &v[at..at + dim])?;
+                }
+            }
+        }
+        parts.end("rotation", 0);
+        let mut attended = vec![bf16::ZERO; tokens * q_width];
+        let where_to = (step.start, self.window);
+        attend(kernels, &q, self.heads, &cache[self.producer], where_to, &mut attended)?;
+        parts.end("attention", 0);
+        Ok(attended)
+    }
+}

@@ -1,0 +1,453 @@
+//! Products with a matrix of either kind, and what is done with their sums on the way out.
+//!
+//! Work is cut into runs of whole blocks of rows, which threads claim; the tokens of a prompt go past a run in tiles, so that
+//! its weights stay in the core's cache.
+
+use std::{ops::Range, sync::Mutex};
+
+use half::bf16;
+
+use super::{
+    Bf16Matrix, InstructionSet, Kernels, W4Matrix, check_len, memory::Shared, vector::gelu_times,
+    vector::widened,
+};
+use crate::error::{Error, Result};
+
+/// Rows of a block: lanes of the widest vector register.
+pub(super) const ROWS: usize = 16;
+
+/// Of one token, the sums of a block's rows.
+pub(super) type Sums = [f32; ROWS];
+
+/// Tokens of a tile.
+const TOKENS: usize = 8;
+
+/// Bytes of weights that a thread claims at once: smaller pieces cost more claims than they balance.
+const CHUNK_BYTES: usize = 400 << 10;
+
+/// A weight `[rows, columns]` in the form it is stored in.
+pub(crate) enum Matrix {
+    W4(W4Matrix),
+    Bf16(Bf16Matrix),
+}
+
+/// Tokens `[tokens, columns]` that a matrix is multiplied with.
+pub(super) struct Input<'a> {
+    columns: usize,
+    narrow: &'a [bf16],
+    /// In float32, for instructions that multiply nothing else.
+    wide: Vec<f32>,
+}
+
+impl<'a> Input<'a> {
+    fn new(x: &'a [bf16], columns: usize, set: InstructionSet) -> Result<Self> {
+        check_len("whole tokens", x.len(), x.len() / columns * columns)?;
+        let wide = match set {
+            InstructionSet::Avx512Bf16 => Vec::new(),
+            _ => x.iter().map(|&value| widened(value)).collect(),
+        };
+        Ok(Self { columns, narrow: x, wide })
+    }
+
+    fn tokens(&self) -> usize {
+        self.narrow.len() / self.columns
+    }
+
+    pub(super) fn narrow(&self, tokens: Range<usize>) -> &[bf16] {
+        &self.narrow[tokens.start * self.columns..tokens.end * self.columns]
+    }
+
+    pub(super) fn wide(&self, tokens: Range<usize>) -> &[f32] {
+        &self.wide[tokens.start * self.columns..tokens.end * self.columns]
+    }
+}
+
+impl Matrix {
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::W4(matrix) => matrix.bytes(),
+            Self::Bf16(matrix) => matrix.bytes(),
+        }
+    }
+
+    /// `[rows, columns]`.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::W4(matrix) => matrix.shape(),
+            Self::Bf16(matrix) => matrix.shape(),
+        }
+    }
+
+    fn blocks(&self) -> usize {
+        self.shape()[0].div_ceil(ROWS)
+    }
+
+    /// Sums of `blocks` of rows with at most [`TOKENS`] tokens, `[blocks][tokens]`. Rows beyond the last have any sum.
+    fn sums(
+        &self,
+        set: InstructionSet,
+        blocks: Range<usize>,
+        input: (&Input<'_>, Range<usize>),
+        sums: &mut [Sums],
+    ) {
+        match self {
+            Self::W4(matrix) => matrix.sums(set, blocks, input, sums),
+            Self::Bf16(matrix) => matrix.sums(set, blocks, input, sums),
+        }
+    }
+
+    /// The runs of blocks that `threads` threads claim.
+    fn runs(&self, threads: usize) -> Runs {
+        let blocks = self.blocks();
+        let each = CHUNK_BYTES * blocks / self.bytes().max(1);
+        Runs { blocks, each: each.clamp(1, blocks.div_ceil(2 * threads).max(1)) }
+    }
+}
+
+/// Blocks cut into runs of `each`, the last one shorter.
+#[derive(Clone, Copy)]
+struct Runs {
+    blocks: usize,
+    each: usize,
+}
+
+impl Runs {
+    fn count(self) -> usize {
+        self.blocks.div_ceil(self.each)
+    }
+
+    fn get(self, index: usize) -> Range<usize> {
+        index * self.each..((index + 1) * self.each).min(self.blocks)
+    }
+}
+
+/// Products of the same `x` `[tokens, columns]` with several matrices, each into its own `[tokens, rows]`.
+///
+/// # Errors
+/// `Internal` when lengths do not say so, or a thread panicked.
+#[expect(unsafe_code, reason = "threads write different columns")]
+pub(crate) fn multiply(
+    kernels: &Kernels,
+    x: &[bf16],
+    products: &mut [(&Matrix, &mut [f32])],
+) -> Result<()> {
+    let Some((first, _)) = products.first() else { return Ok(()) };
+    let input = Input::new(x, first.shape()[1], kernels.set)?;
+    let tokens = input.tokens();
+    let mut parts = Vec::new();
+    let mut pieces = 0;
+    for (matrix, out) in products {
+        let [rows, columns] = matrix.shape();
+        check_len("columns", columns, input.columns)?;
+        check_len("products", out.len(), tokens * rows)?;
+        let runs = matrix.runs(kernels.pool.threads());
+        parts.push((pieces, runs, *matrix, Shared::new(out)));
+        pieces += runs.count();
+    }
+    kernels.pool.run(pieces, &|piece| {
+        let Some((first, runs, matrix, out)) = parts.iter().rfind(|part| part.0 <= piece) else {
+            return;
+        };
+        let [rows, _] = matrix.shape();
+        let blocks = runs.get(piece - first);
+        each_tile(matrix, kernels.set, blocks, &input, |token, row, sums| {
+            let count = ROWS.min(rows - row);
+            let at = token * rows + row;
+            // SAFETY: no other piece has these rows.
+            unsafe { out.part(at..at + count) }.copy_from_slice(&sums[..count]);
+        });
+    })
+}
+
+/// `gelu(gate · x) · (up · x)`, `[tokens, rows]`.
+///
+/// # Errors
+/// As [`multiply`].
+#[expect(unsafe_code, reason = "threads write different columns")]
+pub(crate) fn gated(
+    kernels: &Kernels,
+    x: &[bf16],
+    (gate, up): (&Matrix, &Matrix),
+    out: &mut [bf16],
+) -> Result<()> {
+    let [rows, columns] = gate.shape();
+    let input = Input::new(x, columns, kernels.set)?;
+    check_len("rows of the second matrix", up.shape()[0], rows)?;
+    check_len("columns of the second matrix", up.shape()[1], columns)?;
+    check_len("products", out.len(), input.tokens() * rows)?;
+    let runs = gate.runs(kernels.pool.threads());
+    let out = Shared::new(out);
+    kernels.pool.run(runs.count(), &|piece| {
+        let blocks = runs.get(piece);
+        let mut gates = vec![[0.0; ROWS]; blocks.len() * TOKENS];
+        let mut ups = gates.clone();
+        for (tokens, count) in tiles(input.tokens()) {
+            let used = blocks.len() * count;
+            gate.sums(kernels.set, blocks.clone(), (&input, tokens.clone()), &mut gates[..used]);
+            up.sums(kernels.set, blocks.clone(), (&input, tokens.clone()), &mut ups[..used]);
+            for (index, (gate, up)) in gates[..used].iter().zip(&ups[..used]).enumerate() {
+                let (row, token) =
+                    ((blocks.start + index / count) * ROWS, tokens.start + index % count);
+                let width = ROWS.min(rows - row);
+                let at = token * rows + row;
+                // SAFETY: no other piece has these rows.
+                let out = unsafe { out.part(at..at + width) };
+                gelu_times(kernels.set, &gate[..width], &up[..width], out);
+            }
+        }
+    })
+}
+
+/// The `count` rows with the largest products with the one token `x`, the largest first and of equal ones the lowest row first;
+/// rows for which `is_allowed` is false are left out.
+///
+/// # Errors
+/// As [`multiply`].
+pub(crate) fn best(
+    kernels: &Kernels,
+    x: &[bf16],
+    matrix: &Matrix,
+    count: usize,
+    is_allowed: &(dyn Fn(usize) -> bool + Sync),
+) -> Result<Vec<(usize, f32)>> {
+    let [rows, columns] = matrix.shape();
+    let input = Input::new(x, columns, kernels.set)?;
+    check_len("tokens", input.tokens(), 1)?;
+    let runs = matrix.runs(kernels.pool.threads());
+    let found = Mutex::new(Vec::new());
+    kernels.pool.run(runs.count(), &|piece| {
+        let mut own: Vec<(usize, f32)> = Vec::with_capacity(count + 1);
+        each_tile(matrix, kernels.set, runs.get(piece), &input, |_, row, sums| {
+            for (row, &value) in (row..rows).zip(sums) {
+                // Rows come in order, so that an equal one stands behind.
+                let beaten = own.len() == count && own.last().is_none_or(|last| value <= last.1);
+                if !beaten && !value.is_nan() && is_allowed(row) {
+                    let at = own.partition_point(|&(_, other)| other >= value);
+                    own.insert(at, (row, value));
+                    own.truncate(count);
+                }
+            }
+        });
+        if let Ok(mut found) = found.lock() {
+            found.append(&mut own);
+        }
+    })?;
+    let mut found = found.into_inner().map_err(|_| Error::Internal("a thread panicked".into()))?;
+    found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    found.truncate(count);
+    Ok(found)
+}
+
+/// The tiles of `tokens` tokens, and how many each has.
+fn tiles(tokens: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+    (0..tokens).step_by(TOKENS).map(move |start| {
+        let end = (start + TOKENS).min(tokens);
+        (start..end, end - start)
+    })
+}
+
+/// Calls `take(token, first_row, sums)` for every token and every block of `blocks`.
+fn each_tile(
+    matrix: &Matrix,
+    set: InstructionSet,
+    blocks: Range<usize>,
+    input: &Input<'_>,
+    mut take: impl FnMut(usize, usize, &Sums),
+) {
+    let mut sums = vec![[0.0; ROWS]; blocks.len() * TOKENS.min(input.tokens())];
+    for (tokens, count) in tiles(input.tokens()) {
+        let sums = &mut sums[..blocks.len() * count];
+        matrix.sums(set, blocks.clone(), (input, tokens.clone()), sums);
+        for (block, sums) in blocks.clone().zip(sums.chunks_exact(count)) {
+            for (token, sums) in tokens.clone().zip(sums) {
+                take(token, block * ROWS, sums);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::{Huge, Values};
+
+    impl Values for Vec<bf16> {
+        fn values(&self) -> &[bf16] {
+            self
+        }
+    }
+
+    fn q_of(row: usize, column: usize) -> i32 {
+        ((row * 7 + column * 5 + row * column) % 16) as i32 - 8
+    }
+
+    fn word_of(row: usize, eight: usize) -> u32 {
+        (0..8).map(|i| ((q_of(row, 8 * eight + i) + 8) as u32) << (4 * i)).sum()
+    }
+
+    fn factor_of(row: usize, group: usize) -> bf16 {
+        bf16::from_f32(0.01 + ((row * 3 + group * 11) % 17) as f32 * 0.004)
+    }
+
+    /// A matrix of each kind, and its weights in float64.
+    fn matrices([rows, columns]: [usize; 2]) -> Vec<(Matrix, Vec<f64>)> {
+        let values: Vec<_> = (0..rows * columns)
+            .map(|i| bf16::from_f32(((i * 29) % 97) as f32 / 40.0 - 1.2))
+            .collect();
+        let wide = values.iter().map(|value| value.to_f64()).collect();
+        let dense = Bf16Matrix::new([rows, columns], Arc::new(values)).unwrap();
+        let mut all = vec![(Matrix::Bf16(dense), wide)];
+        if W4Matrix::fits(columns) {
+            let pool = crate::kernels::Pool::new(2);
+            let packed = W4Matrix::new([rows, columns], word_of, factor_of, &pool).unwrap();
+            let weight = |i: usize| {
+                let (row, column) = (i / columns, i % columns);
+                f64::from(q_of(row, column)) * factor_of(row, column / 32).to_f64()
+            };
+            all.push((Matrix::W4(packed), (0..rows * columns).map(weight).collect()));
+        }
+        all
+    }
+
+    fn tokens(count: usize, columns: usize, seed: usize) -> Vec<bf16> {
+        (0..count * columns)
+            .map(|i| bf16::from_f32(((i * 37 + seed * 13) % 101) as f32 / 50.0 - 1.0))
+            .collect()
+    }
+
+    /// Each product in float64, and the sum of its terms' sizes.
+    fn products(weights: &[f64], x: &[bf16], columns: usize) -> Vec<(f64, f64)> {
+        x.chunks(columns)
+            .flat_map(|x| {
+                weights.chunks(columns).map(move |row| {
+                    let terms = row.iter().zip(x).map(|(w, x)| w * x.to_f64());
+                    (terms.clone().sum(), terms.map(f64::abs).sum())
+                })
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn products_of_every_kind_of_matrix_on_every_instruction_set_are_those_of_float64(
+            rows in 1_usize..70, columns in prop_oneof![Just(64), Just(192), 1_usize..150],
+            count in 1_usize..20, threads in 1_usize..4, seed in 0_usize..1000,
+        ) {
+            let x = tokens(count, columns, seed);
+            for (matrix, weights) in matrices([rows, columns]) {
+                let wanted = products(&weights, &x, columns);
+                for set in InstructionSet::available() {
+                    let kernels = Kernels::new(threads, Some(set)).unwrap();
+                    let mut out = vec![f32::NAN; count * rows];
+                    multiply(&kernels, &x, &mut [(&matrix, &mut out)]).unwrap();
+                    for (found, (wanted, size)) in out.iter().zip(&wanted) {
+                        prop_assert!((f64::from(*found) - wanted).abs() <= size * 2e-6, "{set:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_gets_the_same_bits_alone_and_among_others_with_any_number_of_threads() {
+        for (matrix, _) in matrices([100, 128]) {
+            let x = tokens(19, 128, 1);
+            for set in InstructionSet::available() {
+                let run = |x: &[bf16], threads| {
+                    let kernels = Kernels::new(threads, Some(set)).unwrap();
+                    let mut out = vec![0.0; x.len() / 128 * 100];
+                    multiply(&kernels, x, &mut [(&matrix, &mut out)]).unwrap();
+                    out
+                };
+                let together = run(&x, 3);
+                for (token, x) in x.chunks(128).enumerate() {
+                    assert_eq!(run(x, 1), together[token * 100..][..100], "{set:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_products_are_those_of_each_alone_and_gated_ones_their_gelu() {
+        let x = tokens(11, 64, 2);
+        for set in InstructionSet::available() {
+            let kernels = Kernels::new(3, Some(set)).unwrap();
+            for (gate, _) in matrices([40, 64]) {
+                let (up, _) = matrices([40, 64]).swap_remove(0);
+                let alone = |matrix: &Matrix| {
+                    let mut out = vec![0.0; 11 * 40];
+                    multiply(&kernels, &x, &mut [(matrix, &mut out)]).unwrap();
+                    out
+                };
+                let (mut one, mut two) = (vec![0.0; 11 * 40], vec![0.0; 11 * 40]);
+                multiply(&kernels, &x, &mut [(&gate, &mut one), (&up, &mut two)]).unwrap();
+                assert_eq!((&one, &two), (&alone(&gate), &alone(&up)));
+                let (mut wanted, mut found) = (vec![bf16::NAN; 440], vec![bf16::NAN; 440]);
+                gelu_times(set, &one, &two, &mut wanted);
+                gated(&kernels, &x, (&gate, &up), &mut found).unwrap();
+                // Roundings differ where a vector's lanes do not fill it.
+                for (found, wanted) in found.iter().zip(wanted) {
+                    let (found, wanted) = (found.to_f32(), wanted.to_f32());
+                    assert!((found - wanted).abs() <= wanted.abs() / 128.0, "{found} {wanted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_best_rows_are_those_of_a_sort_without_what_is_not_allowed() {
+        let x = tokens(1, 64, 3);
+        for set in InstructionSet::available() {
+            let kernels = Kernels::new(2, Some(set)).unwrap();
+            for (matrix, _) in matrices([3000, 64]) {
+                let mut logits = vec![0.0; 3000];
+                multiply(&kernels, &x, &mut [(&matrix, &mut logits)]).unwrap();
+                let is_allowed = |row: usize| row % 7 != 3;
+                let mut wanted: Vec<_> =
+                    logits.into_iter().enumerate().filter(|(row, _)| is_allowed(*row)).collect();
+                // A stable sort: of equal ones the lowest row first.
+                wanted.sort_by(|a, b| b.1.total_cmp(&a.1));
+                for count in [1, 5, 64] {
+                    let found = best(&kernels, &x, &matrix, count, &is_allowed).unwrap();
+                    assert_eq!(found, wanted[..count]);
+                }
+                assert_eq!(best(&kernels, &x, &matrix, 3, &|row| row == 2).unwrap().len(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn slices_of_other_lengths_are_refused() {
+        let kernels = Kernels::new(1, None).unwrap();
+        for (matrix, _) in matrices([16, 64]) {
+            let (x, mut out) = (vec![bf16::ONE; 65], vec![0.0; 16]);
+            let mut run = |x: &[bf16], width: usize| {
+                multiply(&kernels, x, &mut [(&matrix, &mut out[..width])]).is_ok()
+            };
+            assert!(!run(&x, 16) && !run(&x[..64], 15) && !run(&[], 16));
+            assert!(run(&x[..64], 16) && run(&[], 0));
+            assert!(best(&kernels, &x, &matrix, 1, &|_| true).is_err());
+            let mut out = vec![bf16::ZERO; 15];
+            assert!(gated(&kernels, &x[..64], (&matrix, &matrix), &mut out).is_err());
+        }
+        assert!(!W4Matrix::fits(96));
+        let short: Arc<dyn Values> = Arc::new(Huge::<bf16>::zeroed(15).unwrap());
+        assert!(Bf16Matrix::new([4, 4], short).is_none());
+    }
+
+    #[test]
+    fn instructions_that_the_machine_lacks_are_refused_by_name() {
+        for set in InstructionSet::ALL {
+            match Kernels::new(1, Some(set)) {
+                Ok(kernels) => assert!(InstructionSet::available().contains(&kernels.set)),
+                Err(error) => assert!(error.to_string().contains(set.name()), "{error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Weights as plain values in memory or in their file, for fast mode's kernels.
+
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::{Region, Weights, packed::PackedTable};
+use crate::{
+    aten::DType,
+    error::{Error, Result},
+    kernels::{Bf16Matrix, Huge, Kernels, Matrix, Values},
+};
+
+/// A table of which single rows are looked up.
+pub(crate) enum Table {
+    /// As it is used.
+    Dense(Bf16Matrix),
+    /// As it is stored; each row is unpacked when it is wanted.
+    Packed(PackedTable),
+}
+
+impl Table {
+    /// Writes row `index` to `out`.
+    pub(crate) fn read(&self, index: usize, out: &mut [bf16]) {
+        match self {
+            Self::Dense(matrix) => out.copy_from_slice(matrix.row(index)),
+            Self::Packed(table) => table.read(index, out),
+        }
+    }
+}
+
+impl Values for Region {
+    fn values(&self) -> &[bf16] {
+        // Whoever makes a matrix of it sees that there are enough.
+        bytemuck::try_cast_slice(self.bytes()).unwrap_or_default()
+    }
+}
+
+impl Values for Huge<bf16> {
+    fn values(&self) -> &[bf16] {
+        self
+    }
+}
+
+impl Weights {
+    /// Weights are to be unpacked and multiplied by `kernels`.
+    pub(crate) fn with_kernels(self, kernels: Arc<Kernels>) -> Self {
+        Self { kernels: kernels.into(), ..self }
+    }
+
+    /// The matrix `[out, in]` as it is stored where there is a kernel for that, in bfloat16 elsewhere.
+    ///
+    /// # Errors
+    /// As [`Weights::take`].
+    pub(crate) fn take_stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix> {
+        let four_bits = if self.is_packed(name) { self.repack(name, shape)? } else { None };
+        let matrix = match four_bits {
+            Some(matrix) => {
+                self.four_bits = true;
+                Matrix::W4(matrix)
+            }
+            None => Matrix::Bf16(self.dense(name, shape)?),
+        };
+        self.bytes += matrix.bytes() as u64;
+        Ok(matrix)
+    }
+
+    /// The table `[rows, width]`, of which rows will be looked up.
+    ///
+    /// # Errors
+    /// As [`Weights::take`].
+    pub(crate) fn take_table(&mut self, name: &str, shape: [usize; 2]) -> Result<Table> {
+        let (table, bytes) = if self.is_packed(name) {
+            let table = self.packed_table(name, shape)?;
+            let bytes = table.bytes();
+            (Table::Packed(table), bytes)
+        } else {
+            (Table::Dense(self.dense(name, shape)?), 2 * shape[0] * shape[1])
+        };
+        self.bytes += bytes as u64;
+        Ok(table)
+    }
+
+    /// The values of a small tensor, rounded to bfloat16 as everywhere.
+    ///
+    /// # Errors
+    /// As [`Weights::take`].
+    pub(crate) fn take_vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let tensor = self.take(name, &[len])?.contiguous()?;
+        tensor.with_bf16(|values| values.iter().map(|value| value.to_f32()).collect())
+    }
+
+    /// The values where the file has them, if it has them in bfloat16 and at even addresses; or a copy.
+    fn dense(&mut self, name: &str, shape: [usize; 2]) -> Result<Bf16Matrix> {
+        let [rows, columns] = shape;
+        let sizes = [rows as i64, columns as i64];
+        let values: Arc<dyn Values> = match self.find(name, &shape)? {
+            Some((region, DType::Bf16)) if region.values().len() == rows * columns => {
+                Arc::new(region)
+            }
+            Some((region, dtype)) => {
+                let tensor = region.map.tensor(region.range.clone(), &sizes, dtype)?;
+                let mut copy = Huge::zeroed(rows * columns)?;
+                tensor
+                    .to_dtype(DType::Bf16)?
+                    .contiguous()?
+                    .with_bf16(|values| copy.copy_from_slice(values))?;
+                Arc::new(copy)
+            }
+            None if self.is_packed(name) => {
+                let map = self.unpack_into_memory(name, shape)?;
+                Arc::new(Region { map, range: 0..2 * rows * columns })
+            }
+            None => return Err(self.missing(name)),
+        };
+        Bf16Matrix::new(shape, values)
+            .ok_or_else(|| Error::Internal(format!("{name} has not the values of its shape")))
+    }
+}
