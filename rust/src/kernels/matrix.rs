@@ -274,7 +274,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kernels::{Huge, Values};
+    use crate::kernels::{GROUP_SIZE, Huge, Values};
 
     impl Values for Vec<bf16> {
         fn values(&self) -> &[bf16] {
@@ -303,8 +303,14 @@ mod tests {
         let dense = Bf16Matrix::new([rows, columns], Arc::new(values)).unwrap();
         let mut all = vec![(Matrix::Bf16(dense), wide)];
         if W4Matrix::fits(columns) {
-            let pool = crate::kernels::Pool::new(2);
-            let packed = W4Matrix::new([rows, columns], word_of, factor_of, &pool).unwrap();
+            let words: Vec<u8> = (0..rows * columns / 8)
+                .flat_map(|i| word_of(i / (columns / 8), i % (columns / 8)).to_le_bytes())
+                .collect();
+            let groups = columns / GROUP_SIZE;
+            let factors: Vec<_> =
+                (0..rows * groups).map(|i| factor_of(i / groups, i % groups)).collect();
+            let kernels = Kernels::new(2, None).unwrap();
+            let packed = W4Matrix::new([rows, columns], &words, &factors, &kernels).unwrap();
             let weight = |i: usize| {
                 let (row, column) = (i / columns, i % columns);
                 f64::from(q_of(row, column)) * factor_of(row, column / 32).to_f64()

@@ -9,7 +9,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::{
-    InstructionSet, Pool, for_each_set,
+    InstructionSet, Kernels, check_len, for_each_set,
     matrix::{Input, ROWS, Sums},
     memory::{Huge, Plain, Shared},
     multiply_add,
@@ -55,36 +55,32 @@ impl W4Matrix {
         columns > 0 && columns.is_multiple_of(COLUMNS)
     }
 
-    /// A weight of a width that [`W4Matrix::fits`]. `word(row, i)`: columns 8i to 8i + 7 of a row, each plus eight, the first in the lowest
-    /// bits (as compressed-tensors stores them); `factor(row, group)`.
+    /// A weight of a width that [`W4Matrix::fits`], as compressed-tensors stores it. `words` `[rows, columns / 8]`, little-endian: eight
+    /// columns each, plus eight, the first in the lowest bits; `factors` `[rows, columns / GROUP_SIZE]`.
     ///
     /// # Errors
-    /// `Input` when there is no memory for it.
+    /// `Input` when there is no memory for it, `Internal` when lengths are others.
     #[expect(unsafe_code, reason = "threads fill different records")]
     pub(crate) fn new(
         [rows, columns]: [usize; 2],
-        word: impl Fn(usize, usize) -> u32 + Sync,
-        factor: impl Fn(usize, usize) -> bf16 + Sync,
-        pool: &Pool,
+        words: &[u8],
+        factors: &[bf16],
+        kernels: &Kernels,
     ) -> Result<Self> {
+        check_len("whole records", columns, columns / COLUMNS * COLUMNS)?;
+        check_len("words", words.len(), rows * columns / 2)?;
+        check_len("factors", factors.len(), rows * columns / GROUP_SIZE)?;
         let (blocks, block) = (rows.div_ceil(ROWS), columns / COLUMNS);
         let mut records = Huge::<Record>::zeroed(blocks * block)?;
         let parts = Shared::new(&mut records);
-        pool.run(blocks, &|index| {
+        kernels.pool.run(blocks, &|index| {
             // SAFETY: each piece has the records of its own rows.
             let records = unsafe { parts.part(index * block..(index + 1) * block) };
             // Rows that fill up the last record keep factor zero.
-            let lanes = ROWS.min(rows - index * ROWS);
-            for (at, record) in records.iter_mut().enumerate() {
-                for lane in 0..lanes {
-                    let (row, group) = (index * ROWS + lane, at * (COLUMNS / GROUP_SIZE));
-                    record.factors[lane] = pair(factor(row, group), factor(row, group + 1));
-                    for (eight, words) in record.words.iter_mut().enumerate() {
-                        let word = word(row, at * (COLUMNS / 8) + eight);
-                        words[lane] = even_columns(word) | even_columns(word >> 4) << 16;
-                    }
-                }
-            }
+            let rows = index * ROWS..((index + 1) * ROWS).min(rows);
+            let words = &words[rows.start * columns / 2..rows.end * columns / 2];
+            let factors = &factors[rows.start * columns / GROUP_SIZE..];
+            pack(kernels.set, words, factors, rows.len(), records);
         })?;
         Ok(Self { rows, columns, records })
     }
@@ -122,16 +118,46 @@ impl W4Matrix {
     }
 }
 
-/// Two values in one word, the first in the low half.
-fn pair(low: bf16, high: bf16) -> u32 {
-    u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
-}
-
 /// Every second integer of eight, next to each other.
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+#[inline(always)]
 fn even_columns(word: u32) -> u32 {
     let bytes = word & 0x0f0f_0f0f;
     let pairs = (bytes | bytes >> 4) & 0x00ff_00ff;
     (pairs | pairs >> 8) & 0xffff
+}
+
+for_each_set! {
+    /// Fills the records of some `rows`, at most sixteen, from their words and factors.
+    fn pack(words: &[u8], factors: &[bf16], rows: usize, records: &mut [Record]) = pack_inner
+}
+
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+#[inline(always)]
+fn pack_inner<const FUSED: bool>(
+    words: &[u8],
+    factors: &[bf16],
+    rows: usize,
+    records: &mut [Record],
+) {
+    const WORDS: usize = COLUMNS / 8;
+    let count = records.len();
+    let (words, _) = words.as_chunks::<4>();
+    let (words, _) = words.as_chunks::<WORDS>();
+    let (factors, _) = factors.as_chunks::<2>();
+    for (at, record) in records.iter_mut().enumerate() {
+        for lane in 0..rows.min(ROWS) {
+            let [low, high] = factors[lane * count + at].map(bf16::to_bits);
+            record.factors[lane] = u32::from(low) | u32::from(high) << 16;
+            let spread = words[lane * count + at].map(|word| {
+                let word = u32::from_le_bytes(word);
+                even_columns(word) | even_columns(word >> 4) << 16
+            });
+            for (words, word) in record.words.iter_mut().zip(spread) {
+                words[lane] = word;
+            }
+        }
+    }
 }
 
 for_each_set! {

@@ -4,7 +4,10 @@
 //! lowest bits first, each plus half its range; `X.weight_scale`, a factor for each row and group of columns; and
 //! `X.weight_shape`. Asymmetric ones have `X.weight_zero_point`, packed likewise along rows.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex},
+};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -145,16 +148,21 @@ impl Weights {
             return Ok(None);
         }
         let kernels = self.kernels()?;
-        let [_, words] = found.layout.packed();
-        let [_, groups] = found.layout.scale();
-        let matrix = W4Matrix::new(
-            shape,
-            |row, index| word(numbers.words, row * words + index),
-            |row, group| {
-                bf16::from_f32(float(numbers.scale, row * groups + group, numbers.scale_dtype))
+        let stored = if numbers.scale_dtype == DType::Bf16 {
+            bytemuck::try_cast_slice(numbers.scale).ok()
+        } else {
+            None
+        };
+        // Of another type, or at an odd address.
+        let factors = stored.map_or_else(
+            || {
+                let count = found.layout.scale().iter().product();
+                let factor = |index| float(numbers.scale, index, numbers.scale_dtype);
+                Cow::Owned((0..count).map(|index| bf16::from_f32(factor(index))).collect())
             },
-            &kernels.pool,
-        )?;
+            Cow::Borrowed,
+        );
+        let matrix = W4Matrix::new(shape, numbers.words, &factors, &kernels)?;
         self.mark_taken(name);
         Ok(Some(matrix))
     }
