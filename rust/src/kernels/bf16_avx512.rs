@@ -10,7 +10,7 @@ use half::bf16;
 
 use super::{
     matrix::{ROWS, Sums},
-    pairs_avx512::pairs_of,
+    pairs_avx512::{AHEAD, pairs_of, prefetch},
 };
 
 /// Columns of one instruction.
@@ -24,7 +24,8 @@ pub(super) fn block(values: &[bf16], x: &[bf16], columns: usize, sums: &mut [Sum
     assert!(tokens == sums.len() && x.len() == tokens * columns);
     let mut row = 0;
     while row < rows {
-        let some = if rows - row < 4 { 1 } else { 4 };
+        // With one token a row after the other, which is one stream of memory.
+        let some = if rows - row < 4 || tokens == 1 { 1 } else { 4 };
         for token in (0..tokens).step_by(4) {
             let run = match (some, tokens - token) {
                 (4, 1) => tile::<4, 1>,
@@ -61,6 +62,9 @@ unsafe fn tile<const R: usize, const T: usize>(
     let mut chains = [[_mm512_setzero_ps(); T]; R];
     let whole = columns / COLUMNS * COLUMNS;
     for at in (0..whole).step_by(COLUMNS) {
+        if R == 1 && T == 1 {
+            prefetch(values.wrapping_add(at).wrapping_byte_add(AHEAD).cast());
+        }
         let mut weights = [none(); R];
         for (r, weights) in weights.iter_mut().enumerate() {
             // SAFETY: there are `R` rows, with 32 values from `at` on.

@@ -2,23 +2,19 @@
 #![expect(unsafe_code, reason = "instructions that not every machine has")]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_NTA, _mm_prefetch, _mm512_and_si512, _mm512_castsi512_ps,
-    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_slli_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
+    __m512, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
+    _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_permutexvar_epi16,
+    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32,
+    _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use half::bf16;
 
 use super::{
     matrix::{ROWS, Sums},
-    pairs_avx512::{pair_at, pairs_of},
+    pairs_avx512::{AHEAD, pair_at, pairs_of, prefetch},
     w4::{COLUMNS, GROUP_SIZE, Record},
 };
-
-/// How far ahead of a single token's product memory is asked for: the processor's own prefetching ends at every page of 4 KiB, huge
-/// or not. 15 % faster (docs/log.md).
-const AHEAD: usize = 8192;
 
 /// Records of several blocks of rows × `x` `[tokens, columns]`, at most eight tokens → `sums` `[blocks][tokens]`.
 ///
@@ -88,7 +84,10 @@ unsafe fn tile<const R: usize, const T: usize>(
     let (records, x, sums) = (records.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
     for index in 0..count {
         if T == 1 {
-            prefetch(records.wrapping_add(index).wrapping_byte_add(AHEAD));
+            let ahead = records.wrapping_add(index).wrapping_byte_add(AHEAD);
+            for line in 0..size_of::<Record>() / 64 {
+                prefetch(ahead.wrapping_byte_add(64 * line).cast());
+            }
         }
         for group in 0..COLUMNS / GROUP_SIZE {
             let mut chains = [[_mm512_setzero_ps(); T]; R];
@@ -149,14 +148,6 @@ fn factors_of(pairs: &[u32; ROWS], group: usize) -> __m512 {
     } else {
         _mm512_and_si512(pairs, _mm512_set1_epi32(-65536))
     })
-}
-
-/// Asks for a record that will be read; it may lie beyond the last one.
-fn prefetch(record: *const Record) {
-    for line in 0..size_of::<Record>() / 64 {
-        // SAFETY: a hint, which reads nothing where there is nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_NTA>(record.wrapping_byte_add(64 * line).cast()) };
-    }
 }
 
 /// # Safety
