@@ -394,7 +394,7 @@ mod tests {
             let kernels = Kernels::new(2, Some(set)).unwrap();
             for case in &CASES {
                 let mut caches = case.caches(1);
-                for position in 0..400 {
+                for position in 0..if cfg!(miri) { 17 } else { 400 } {
                     case.write(&mut caches, position);
                     if ![0, 1, 15, 16, 127, 128, 200, 399].contains(&position) {
                         continue;
@@ -416,11 +416,12 @@ mod tests {
     fn a_token_gets_the_same_bits_alone_and_in_a_prompt_with_any_number_of_threads() {
         for set in InstructionSet::available() {
             for case in &CASES {
-                let mut caches = case.caches(180);
-                for position in 0..180 {
+                let tokens = if cfg!(miri) { 9 } else { 180 };
+                let mut caches = case.caches(tokens);
+                for position in 0..tokens {
                     case.write(&mut caches, position);
                 }
-                let q: Vec<_> = (0..180).flat_map(|position| case.query(position)).collect();
+                let q: Vec<_> = (0..tokens).flat_map(|position| case.query(position)).collect();
                 let run = |q: &[bf16], start: usize, threads: usize| {
                     let kernels = Kernels::new(threads, Some(set)).unwrap();
                     let mut out = vec![bf16::NAN; q.len()];
@@ -430,7 +431,7 @@ mod tests {
                 };
                 let together = run(&q, 0, 3);
                 let width = case.heads * case.dim;
-                for position in [0, 5, 130, 179] {
+                for position in [0, 5, 130, 179].into_iter().filter(|&position| position < tokens) {
                     let alone = run(&q[position * width..][..width], position, 1);
                     assert_eq!(alone, together[position * width..][..width], "{set:?}");
                     assert_eq!(alone, run(&q[position * width..][..width], position, 2));

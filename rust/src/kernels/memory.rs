@@ -39,7 +39,7 @@ impl<T: Plain> Huge<T> {
         let map = MmapMut::map_anon(bytes.max(1))
             .map_err(|error| Error::Input(format!("expected {bytes} bytes of memory: {error}")))?;
         // A kernel without huge pages refuses; then they are small.
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(miri)))]
         drop(map.advise(memmap2::Advice::HugePage));
         Ok(Self { map, len, _of: PhantomData })
     }
@@ -98,11 +98,11 @@ mod tests {
 
     #[test]
     fn memory_is_zero_at_first_and_holds_what_is_written() {
-        let mut values = Huge::<f32>::zeroed(100_000).unwrap();
-        assert_eq!(values.len(), 100_000);
+        let mut values = Huge::<f32>::zeroed(3000).unwrap();
+        assert_eq!(values.len(), 3000);
         assert!(values.iter().all(|&value| value == 0.0));
-        values[99_999] = 1.5;
-        assert_eq!(values[99_998..], [0.0, 1.5]);
+        values[2999] = 1.5;
+        assert_eq!(values[2998..], [0.0, 1.5]);
         assert!(Huge::<u32>::zeroed(0).unwrap().is_empty());
     }
 }

@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn powers_of_e_and_roundings_are_those_of_the_libraries() {
-        for i in -8700..8800 {
+        for i in (-8700..8800).step_by(if cfg!(miri) { 100 } else { 1 }) {
             let x = i as f32 / 100.0;
             let wanted = f64::from(x).exp();
             for found in [exp::<true>(x), exp::<false>(x)] {
@@ -305,7 +305,7 @@ mod tests {
             }
         }
         assert!(exp::<true>(f32::NEG_INFINITY) < 1e-37);
-        for bits in (0..=u32::MAX).step_by(65_521) {
+        for bits in (0..=u32::MAX).step_by(if cfg!(miri) { 9_999_991 } else { 65_521 }) {
             let value = f32::from_bits(bits);
             let (found, wanted) = (rounded(value), bf16::from_f32(value));
             assert!(found == wanted || found.is_nan() && wanted.is_nan(), "{value}");
