@@ -1,8 +1,9 @@
 """A checkpoint of Gemma 4 E2B's exact shape with random weights: 4.63 G parameters, 8.6 GiB.
 
-    python -m bench.e2b_shape FOLDER [--w4a16]
+    python -m bench.e2b_shape FOLDER [--w4a16 [--bf16-tables]]
 
-With `--w4a16` as compressed-tensors with packed tables and head, 2.7 GiB.
+With `--w4a16` as compressed-tensors with packed tables and head, 2.7 GiB; with `--bf16-tables` only the
+projections are packed, and the head is the bfloat16 embedding, 6.2 GiB.
 
 Speed and bits do not depend on what the weights say; they are drawn so that activations stay near 1.
 One shard is in memory at a time. Shapes: gemma4.md 1.2 and 3.1 (published config.json of E2B).
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from models.training.pack import PUBLISHED, quantization_config
+from models.training.pack import PUBLISHED, Packing, quantization_config
 from tpu import E2B, user_cache
 
 HIDDEN, LAYERS, HEADS, VOCAB, PER_LAYER = 1536, 35, 8, 262144, 256
@@ -93,11 +94,16 @@ def _packed(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, torch.Tens
     yield f"{name}_shape", torch.tensor(shape)
 
 
-def _packed_tensors() -> Iterator[tuple[str, torch.Tensor]]:
+def _packed_tensors(*, tables: bool) -> Iterator[tuple[str, torch.Tensor]]:
     with torch.device("meta"):
         shapes = [(name, tuple(tensor.shape)) for name, tensor in _tensors()]
-    for name, shape in [*shapes, ("lm_head.weight", (VOCAB, HIDDEN))]:
-        if len(shape) == 2:
+    if tables:
+        shapes.append(("lm_head.weight", (VOCAB, HIDDEN)))
+    for name, shape in shapes:
+        if "embed_tokens" in name and not tables:
+            spread = (PER_LAYER if "per_layer" in name else HIDDEN) ** -0.5
+            yield name, torch.empty(shape, dtype=torch.bfloat16).normal_(0, spread)
+        elif len(shape) == 2:
             yield from _packed(name, shape)
         elif name.endswith("layer_scalar"):
             yield name, torch.ones(1, dtype=torch.bfloat16)
@@ -107,8 +113,11 @@ def _packed_tensors() -> Iterator[tuple[str, torch.Tensor]]:
             yield name, _norm(shape[0], 0.15 if "q_norm" in name else mean, 0.1 * mean)
 
 
-def make(folder: Path, *, w4a16: bool = False) -> Path:
-    """Writes the checkpoint, unless `folder` has it whole already; returns `folder`."""
+def make(folder: Path, *, w4a16: bool = False, tables: bool = True) -> Path:
+    """Writes the checkpoint, unless `folder` has it whole already; returns `folder`.
+
+    With `w4a16` projections are packed, and with `tables` the vocabulary tables and the head too.
+    """
     index_file = folder / "model.safetensors.index.json"
     if index_file.is_file():
         return folder
@@ -126,7 +135,7 @@ def make(folder: Path, *, w4a16: bool = False) -> Path:
         shard.clear()
         shards += 1
 
-    for name, tensor in _packed_tensors() if w4a16 else _tensors():
+    for name, tensor in _packed_tensors(tables=tables) if w4a16 else _tensors():
         shard[name] = tensor
         if sum(held.numel() for held in shard.values()) > WEIGHTS_PER_SHARD:
             flush()
@@ -134,8 +143,8 @@ def make(folder: Path, *, w4a16: bool = False) -> Path:
         flush()
     config = dict(CONFIG)
     if w4a16:
-        config["tie_word_embeddings"] = False
-        config["quantization_config"] = quantization_config(PUBLISHED)
+        config["tie_word_embeddings"] = not tables
+        config["quantization_config"] = quantization_config(PUBLISHED if tables else Packing())
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     ends = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 106, 50]}
     (folder / "generation_config.json").write_text(json.dumps(ends))
@@ -160,6 +169,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--w4a16", action="store_true")
+    parser.add_argument("--bf16-tables", action="store_true")
     arguments = parser.parse_args()
     kind = "w4a16" if arguments.w4a16 else "bf16"
-    print(make(arguments.folder or scratch(kind), w4a16=arguments.w4a16))
+    if arguments.w4a16 and arguments.bf16_tables:
+        kind += "-bf16-tables"
+    print(
+        make(
+            arguments.folder or scratch(kind),
+            w4a16=arguments.w4a16,
+            tables=not arguments.bf16_tables,
+        )
+    )
