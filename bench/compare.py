@@ -11,30 +11,27 @@ what a step must read (`WEIGHTS`) at that bandwidth. Prints a table and writes t
 import argparse
 import json
 import platform
-import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import torchtpu_rs
-from bench import e2b_shape
+from bench import e2b_shape, process
 from bench.e2b_shape import prompt
+from bench.measures import Job
 
 PREFILLS = (64, 512)
 DECODE_FROM, DECODE_TOKENS = 64, 24
-LONG_SECONDS = 20
 # Bytes of weights that one decode step reads: E2B's linear layers and the tied head in bfloat16
 # (1,876,819,968 + 402,653,184 weights), plus one row of the per-layer table.
 WEIGHTS = 1_876_819_968 + 402_653_184 + 8_960
 # Of one weight: two bytes, or four bits and a factor of two bytes for 32.
 BYTES = {"bf16": 2.0, "w4a16": 0.5 + 2 / 32}
-SIDES = {"bf16": ("rust", "transformers"), "w4a16": ("fast", "exact")}
+SIDES = {"bf16": ("exact", "transformers"), "w4a16": ("fast", "exact")}
 METRICS = {
     "decode": ("decode, tokens/s", "higher"),
     "prefill_64": ("prefill of 64, tokens/s", "higher"),
@@ -56,73 +53,17 @@ def read_bandwidth() -> float:
     return best
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """The median time of three runs; of fewer if they take long, on CPUs without bfloat16 instructions."""
-    times: list[float] = []
-    while len(times) < 3 and sum(times) < LONG_SECONDS:
-        begun = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
-
-
-def measure_rust(folder: Path, arithmetic: Literal["exact", "fast"]) -> dict[str, float]:
-    """Ours, by its own clock for decode and from outside for the rest."""
-    begun = time.perf_counter()
-    engine = torchtpu_rs.Engine(folder, torch.zeros(1), 1024, arithmetic=arithmetic)
-    loaded = time.perf_counter()
-    engine.decode(prompt(64), 1, stop=[])
-    first = time.perf_counter()
-    result = {"load_seconds": loaded - begun, "first_token_seconds": first - loaded}
-    for tokens in PREFILLS:
-        ids = prompt(tokens)
-        took = seconds(lambda ids=ids: engine.decode(ids, 1, stop=[]))  # type: ignore[misc]
-        result[f"prefill_{tokens}"] = tokens / took
-    done = engine.decode(prompt(DECODE_FROM), DECODE_TOKENS + 1, stop=[])
-    result["decode"] = DECODE_TOKENS / done.decode_seconds
-    return result
-
-
-@torch.inference_mode()
-def measure_transformers(folder: Path) -> dict[str, float]:
-    """transformers with its defaults; a decode step is one forward and the choice, without `generate`'s loop."""
-    from transformers import AutoModelForCausalLM
-
-    begun = time.perf_counter()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    model.eval()
-    loaded = time.perf_counter()
-
-    def first_token(tokens: int) -> Any:
-        ids = torch.tensor([prompt(tokens)])
-        out = model(ids, logits_to_keep=1, use_cache=True)
-        out.logits[0, -1].float().argmax().item()
-        return out
-
-    first_token(64)
-    first = time.perf_counter()
-    result = {"load_seconds": loaded - begun, "first_token_seconds": first - loaded}
-    for tokens in PREFILLS:
-        took = seconds(lambda tokens=tokens: first_token(tokens))  # type: ignore[misc]
-        result[f"prefill_{tokens}"] = tokens / took
-    out = first_token(DECODE_FROM)
-    begun = time.perf_counter()
-    for _ in range(DECODE_TOKENS):
-        token = out.logits[0, -1].float().argmax()
-        out = model(token.view(1, 1), past_key_values=out.past_key_values, use_cache=True)
-        token.item()
-    result["decode"] = DECODE_TOKENS / (time.perf_counter() - begun)
-    return result
-
-
 def one_side(side: str, folder: Path) -> dict[str, float]:
-    """The measurements of one process."""
-    if side == "transformers":
-        result = measure_transformers(folder)
-    else:
-        result = measure_rust(folder, "fast" if side == "fast" else "exact")
-    result["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return result
+    """The measurements of a process of its own."""
+    job = Job(
+        checkpoint=str(folder),
+        first=prompt(64),
+        prefill={f"prefill_{tokens}": prompt(tokens) for tokens in PREFILLS},
+        decode={"decode": prompt(DECODE_FROM)},
+        decode_tokens=DECODE_TOKENS,
+        context=1024,
+    )
+    return process.run_job([sys.executable, "-m", "bench.engines", side], job)
 
 
 def run_sides(folder: Path, rounds: int, both: tuple[str, str]) -> list[dict[str, Any]]:
@@ -132,10 +73,8 @@ def run_sides(folder: Path, rounds: int, both: tuple[str, str]) -> list[dict[str
     for number in range(rounds):
         # The order changes, so that a drift of the machine favours neither.
         for side in both[:: 1 if number % 2 == 0 else -1]:
-            command = [sys.executable, "-m", "bench.compare", str(folder), "--side", side]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            figures = one_side(side, folder)
             after = read_bandwidth()
-            figures = json.loads(done.stdout.splitlines()[-1])
             runs.append(
                 {"round": number, "side": side, "bandwidth_gbs": (before + after) / 2, **figures}
             )
@@ -173,11 +112,7 @@ def main() -> None:
     parser.add_argument("--w4a16", action="store_true", help="a four-bit checkpoint, two ways")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.side:
-        print(json.dumps(one_side(arguments.side, arguments.checkpoint)))
-        return
     form = "w4a16" if arguments.w4a16 else "bf16"
     folder = arguments.checkpoint or e2b_shape.scratch(form)
     e2b_shape.make(folder, w4a16=arguments.w4a16)
