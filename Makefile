@@ -12,7 +12,7 @@ SHELL_SCRIPTS := .ci/run
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock check format test test-rust test-python test-tpu parity parity-e2b estimate bench serve train score ci clean
+.PHONY: help setup build lock check format test test-rust test-python test-tpu parity parity-e2b estimate bench bench-cpu serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ parity-e2b: build  ## The same on a random checkpoint of E2B's full size (8.6 Gi
 bench: build  ## Speed against transformers at E2B's size, and the server's overhead; writes bench/results
 	$(BIN)/python -m bench.compare
 	$(BIN)/python -m bench.server_overhead
+
+bench-cpu: build  ## Speed at E2B's size against llama.cpp, vLLM, mistral.rs, transformers (50 GB in $TORCHTPU_SCRATCH)
+	$(BIN)/python -m bench.cpu
 
 train: build  ## Train the embedded model anew, and score it
 	$(BIN)/python -m models.training.train models/gemma4-embedded
