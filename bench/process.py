@@ -107,7 +107,8 @@ def run(
         took = time.perf_counter() - begun
         if child.returncode:
             errors.seek(0)
-            last = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
+            words = errors.read().strip() or output.strip() or "it said nothing"
+            last = words.splitlines()[-1]
             raise ProcessError(f"{name} ended with status {child.returncode}: {last}")
     return Finished(output, took, watch.peak / 2**20, watch.anonymous / 2**20)
 

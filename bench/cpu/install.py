@@ -3,6 +3,7 @@
 Knows where their packages come from and how llama.cpp is built, and not how they are run.
 """
 
+import os
 import sys
 import tarfile
 from pathlib import Path
@@ -62,7 +63,7 @@ def llama() -> Path:
         process.ProcessError: the sources do not come, or do not build.
     """
     python = environment("llama.cpp", *BUILD_TOOLS)
-    home = peers() / "llama.cpp" / LLAMA
+    home = peers() / "llama.cpp" / LLAMA.replace("==", "-")
     built = home / "built.txt"
     if not built.is_file():
         home.mkdir(exist_ok=True)
@@ -78,6 +79,7 @@ def llama() -> Path:
         ninja = f"-DCMAKE_MAKE_PROGRAM={python.with_name('ninja')}"
         process.run([cmake, "-S", sources, "-B", build, ninja, *CMAKE_FLAGS], log=log)
         targets = ("llama-bench", "llama-quantize")
-        process.run([cmake, "--build", build, "--target", *targets], log=log)
+        cores = str(len(os.sched_getaffinity(0)))
+        process.run([cmake, "--build", build, "-j", cores, "--target", *targets], log=log)
         built.write_text(f"{sources}\n")
     return Path(built.read_text().strip())

@@ -5,6 +5,7 @@ A bar is a side's median, a dot one of its rounds.
 
 import argparse
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.cpu.table import ROWS, Run, medians
+from bench.cpu.table import FIGURES, Run
 
 PANELS = (
     "decode_0",
@@ -30,10 +31,11 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "bench.cpu", "font.size": 9}
 
 def _panel(axes: Axes, figure: str, runs: Sequence[Run], sides: Sequence[str]) -> None:
     for row, side in enumerate(sides):
-        if (middle := medians(runs, side).get(figure)) is None:
-            continue
-        axes.barh(row, middle, color=OURS if side.startswith("ours") else THEIRS)
         values = [run[figure] for run in runs if run["side"] == side and figure in run]
+        if not values:
+            continue
+        middle = statistics.median(values)
+        axes.barh(row, middle, color=OURS if side.startswith("ours") else THEIRS)
         axes.plot(values, [row] * len(values), ".", color=DOT, markersize=4)
         axes.annotate(
             f"{middle:.3g}",
@@ -42,7 +44,7 @@ def _panel(axes: Axes, figure: str, runs: Sequence[Run], sides: Sequence[str]) -
             textcoords="offset points",
             va="center",
         )
-    label, better = ROWS[figure]
+    label, better = FIGURES[figure]
     axes.set_title(f"{label} ({better} is better)", loc="left", fontsize=10)
     axes.margins(x=0.15)
     axes.spines[["top", "right"]].set_visible(False)

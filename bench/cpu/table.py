@@ -1,7 +1,7 @@
 """Medians, ratios and goals of `bench.cpu`'s runs, as Markdown. Arithmetic only: it measures nothing.
 
-A run is the figures of one side in one round, with the bandwidths measured before and after it. Ratios are taken
-within a round, where both sides ran minutes apart, and their median is shown. Above 1 they are in our favour.
+A run is the figures of one side in one round, with the bandwidths measured before and after it. Sides are compared
+by their medians over rounds in which memory was equally fast. A ratio above 1 is in our favour.
 """
 
 import statistics
@@ -16,7 +16,7 @@ State = Literal["fast", "slow", "mixed"]
 FAST_GBS = 48
 NOTHING = "-"
 
-ROWS = {
+FIGURES = {
     "decode_0": ("decode from nothing, tokens/s", "higher"),
     "decode_512": ("decode behind 512, tokens/s", "higher"),
     "decode_4096": ("decode behind 4096, tokens/s", "higher"),
@@ -29,7 +29,19 @@ ROWS = {
     "peak_gib": ("peak memory with mapped pages, GiB", "lower"),
     "anonymous_gib": ("of it no pages of files, GiB", "lower"),
 }
-"""What is shown of a run: its label, and which way is better."""
+"""What is known of a run: how it is called, and which way is better."""
+
+COLUMNS = {
+    "decode, tokens/s, behind 0 / 512 / 4096": ("decode_0", "decode_512", "decode_4096"),
+    "prefill, tokens/s, of 64 / 512 / 2048": ("prefill_64", "prefill_512", "prefill_2048"),
+    "load, s": ("load_seconds",),
+    "to the first token (64), s, from load / from start": (
+        "load_to_first_seconds",
+        "start_to_first_seconds",
+    ),
+    "peak memory, GiB, with mapped pages / without": ("peak_gib", "anonymous_gib"),
+    "memory read beside it, GB/s": ("bandwidth_gbs",),
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,12 @@ class Goal:
     behind: str | None = None
     """A figure of ours: its value divided by `figure` must be at most `bar`."""
     state: State | None = None
-    """Only rounds in which the memory was in this state for both count."""
+    """Only rounds in which memory was in this state count."""
+
+    @property
+    def at_most(self) -> bool:
+        """Whether the bar is an upper one."""
+        return self.theirs is None or FIGURES[self.figure][1] == "lower"
 
 
 def _decode(bar: float, ours: str, theirs: str, state: State | None = None) -> Goal:
@@ -71,71 +88,68 @@ def state_of(run: Run) -> State:
     return "mixed" if len(fast) == 2 else "fast" if fast.pop() else "slow"
 
 
-def ratios(
-    runs: Sequence[Run], figure: str, ours: str, theirs: str, state: State | None = None
-) -> list[float]:
-    """Of each round that has both sides: how many times better `ours` was."""
-    found = []
-    for mine in runs:
-        for other in runs:
-            same_round = mine["round"] == other["round"]
-            if not same_round or (mine["side"], other["side"]) != (ours, theirs):
-                continue
-            if state and {state_of(mine), state_of(other)} != {state}:
-                continue
-            if figure in mine and figure in other:
-                better = mine[figure] / other[figure]
-                found.append(better if ROWS[figure][1] == "higher" else 1 / better)
+def _median(runs: Sequence[Run], side: str, figure: str, state: State | None) -> float | None:
+    values = [
+        run[figure]
+        for run in runs
+        if run["side"] == side and figure in run and state in (None, state_of(run))
+    ]
+    return statistics.median(values) if values else None
+
+
+def ratios(runs: Sequence[Run], figure: str, ours: str, theirs: str) -> dict[str, float]:
+    """How many times better `ours` was, for each state of memory in which both sides ran.
+
+    Where they share none, over all rounds, under the name `states differ`.
+    """
+    found: dict[str, float] = {}
+    states: dict[str, State | None] = {"fast": "fast", "slow": "slow", "states differ": None}
+    for name, state in states.items():
+        mine = _median(runs, ours, figure, state)
+        other = _median(runs, theirs, figure, state)
+        if mine and other and (state or not found):
+            found[name] = mine / other if FIGURES[figure][1] == "higher" else other / mine
     return found
 
 
-def reached(goal: Goal, runs: Sequence[Run]) -> tuple[float, bool] | None:
-    """The median figure of a goal and whether it is enough; None when nothing was measured for it."""
+def found_for(goal: Goal, runs: Sequence[Run]) -> dict[str, float]:
+    """The value that a goal's bar is for, by state of memory; empty when nothing was measured for it."""
     if goal.theirs:
-        values = ratios(runs, goal.figure, goal.ours, goal.theirs, goal.state)
-        if not values:
-            return None
-        ratio = statistics.median(values)
-        # Memory is judged the way it is said: ours divided by theirs, and at most the bar.
-        if ROWS[goal.figure][1] == "lower":
-            return 1 / ratio, 1 / ratio <= goal.bar
-        return ratio, ratio >= goal.bar
+        found = ratios(runs, goal.figure, goal.ours, goal.theirs)
+        if goal.at_most:
+            # Said the other way round: ours divided by theirs.
+            found = {state: 1 / value for state, value in found.items()}
+        return {state: found[state] for state in found if goal.state in (None, state)}
     own = [run for run in runs if run["side"] == goal.ours and goal.figure in run]
-    if not own:
-        return None
-    divided = [
+    values = [
         run[goal.behind] / run[goal.figure] if goal.behind else run[goal.figure] for run in own
     ]
-    value = statistics.median(divided)
-    return value, value <= goal.bar
+    return {"all": statistics.median(values)} if values else {}
 
 
-def medians(runs: Sequence[Run], side: str) -> dict[str, float]:
-    """Each figure's median over the rounds of a side."""
-    own = [run for run in runs if run["side"] == side]
-    return {
-        figure: statistics.median(run[figure] for run in own if figure in run)
-        for figure in [*ROWS, "bandwidth_gbs"]
-        if any(figure in run for run in own)
-    }
+def is_reached(goal: Goal, found: Mapping[str, float]) -> bool:
+    """Whether every value found is on the right side of the bar."""
+    return all(value <= goal.bar if goal.at_most else value >= goal.bar for value in found.values())
 
 
 def figures_table(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
-    """One row for each figure and one column for each side that ran."""
-    columns = {side: medians(runs, side) for side in labels if any(r["side"] == side for r in runs)}
-    lines = [
-        f"| | {' | '.join(labels[side] for side in columns)} |",
-        f"|---|{'---|' * len(columns)}",
-    ]
-    rows = {**ROWS, "bandwidth_gbs": ("memory read beside it, GB/s", "")}
-    for figure, (label, _) in rows.items():
-        cells = [
-            f"{found[figure]:.2f}" if figure in found else NOTHING for found in columns.values()
-        ]
-        if set(cells) != {NOTHING}:
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-    states = ["/".join(state_of(run) for run in runs if run["side"] == side) for side in columns]
-    lines.append(f"| state of memory, by round | {' | '.join(states)} |")
+    """The medians over all rounds, one line for each side that ran."""
+    shown = {
+        title: figures
+        for title, figures in COLUMNS.items()
+        if any(figure in run for figure in figures for run in runs)
+    }
+    lines = [f"| | {' | '.join(shown)} | state |", f"|---|{'---|' * (len(shown) + 1)}"]
+    for side, label in labels.items():
+        own = [run for run in runs if run["side"] == side]
+        if not own:
+            continue
+        cells = []
+        for figures in shown.values():
+            medians = [_median(own, side, figure, None) for figure in figures]
+            cells.append(" / ".join(NOTHING if m is None else f"{m:.4g}" for m in medians))
+        states = ", ".join(state_of(run) for run in own)
+        lines.append(f"| {label} | {' | '.join(cells)} | {states} |")
     return "\n".join(lines)
 
 
@@ -143,18 +157,19 @@ def goals_table(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
     """Each goal with what was found."""
     lines = ["| goal | found | |", "|---|---|---|"]
     for goal in GOALS:
-        at_least = goal.theirs and ROWS[goal.figure][1] == "higher"
+        found = found_for(goal, runs)
+        values = ", ".join(
+            f"{value:.2f}" if state == "all" else f"{value:.2f} ({state})"
+            for state, value in found.items()
+        )
+        verdict = "not measured"
+        if found:
+            verdict = "reached" if is_reached(goal, found) else "missed"
         against = f" against {labels[goal.theirs]}" if goal.theirs else ""
         state = f", {goal.state} memory" if goal.state else ""
-        found = reached(goal, runs)
-        value, verdict = (
-            (f"{found[0]:.2f}", "reached" if found[1] else "missed")
-            if found
-            else (NOTHING, "not measured")
-        )
-        sign = "≥" if at_least else "≤"
-        what = f"{labels[goal.ours]}: {goal.what}{against}{state} {sign} {goal.bar}"
-        lines.append(f"| {what} | {value} | {verdict} |")
+        bar = f"{'≤' if goal.at_most else '≥'} {goal.bar}"
+        what = f"{labels[goal.ours]}: {goal.what}{against}{state} {bar}"
+        lines.append(f"| {what} | {values or NOTHING} | {verdict} |")
     return "\n".join(lines)
 
 
