@@ -2,7 +2,7 @@
 
     python -m bench.cpu [--rounds 3] [--peers llama_q4_0 …] [--only decode …] [--out bench/results/cpu.json]
 
-Peers are installed and checkpoints made below $TORCHTPU_SCRATCH first, once: 45 GB and a quarter of an hour. Each
+Peers are installed and checkpoints made below $TORCHTPU_SCRATCH first, once: 50 GB and a quarter of an hour. Each
 measurement is a process of its own with the files it reads in the page cache; the order changes from round to
 round, and memory's read bandwidth is measured before and after each.
 """
