@@ -10,7 +10,7 @@ round, and memory's read bandwidth is measured before and after each.
 import argparse
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,10 @@ def run_once(ready: Ready, plan: Plan, log: Path) -> dict[str, float]:
 
 def run_all(
     ready: dict[str, Ready], not_run: dict[str, str], rounds: int, plan: Plan
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """All rounds. A side that fails is left out of those that follow, and its reason put into `not_run`."""
     logs = install.peers().parent / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    runs: list[dict[str, Any]] = []
     for number in range(rounds):
         # The order changes, so that a drift of the machine favours none.
         for name in list(ready)[:: 1 if number % 2 == 0 else -1]:
@@ -82,10 +81,9 @@ def run_all(
                 not_run[name] = f"in round {number}: {error}"
                 print(f"round {number} {name}: not run: {error}", flush=True)
                 continue
-            runs.append({"round": number, "side": name, **run})
             rounded = {key: round(value, 3) for key, value in run.items()}
             print(f"round {number} {name} ({state_of(run)}): {json.dumps(rounded)}", flush=True)
-    return runs
+            yield {"round": number, "side": name, **run}
 
 
 def main() -> None:
@@ -106,7 +104,6 @@ def main() -> None:
             depths=plan.depths if "decode" in arguments.only else (),
         )
     ready, not_run = prepare([*arguments.ours, *arguments.peers])
-    runs = run_all(ready, not_run, arguments.rounds, plan)
     machine = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -114,9 +111,18 @@ def main() -> None:
         "build": torchtpu_rs.BUILD,
         "peers": [install.LLAMA, install.VLLM, install.MISTRALRS],
     }
+    runs: list[dict[str, Any]] = []
     results = {"machine": machine, "labels": LABELS, "not_run": not_run, "runs": runs}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+    def write() -> None:
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+    for run in run_all(ready, not_run, arguments.rounds, plan):
+        runs.append(run)
+        # After each, so that an hour's runs outlive whatever ends the next.
+        write()
+    write()
     if runs:
         draw(runs, LABELS, arguments.out.with_suffix(".svg"))
     print(table(runs, LABELS, not_run))
