@@ -12,7 +12,7 @@ SHELL_SCRIPTS := .ci/run
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock check format test test-rust test-python test-tpu parity parity-e2b estimate bench bench-cpu serve train score ci clean
+.PHONY: help setup build lock check format test test-rust test-python test-tpu parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,15 @@ test-tpu: build  ## The tests that need TorchTPU, on the simulated TPU
 estimate: build  ## What E2B's compiled steps should cost on a TPU v5e, by libtpu's compiler
 	$(BIN)/python -m tpu.estimate --read 1024
 	$(BIN)/python -m tpu.estimate --read 1024 --format int8
+
+# On a nightly Rust, which is installed with its parts if it is not there; half an hour, most of it Miri's.
+SANITIZED := cargo +nightly test --manifest-path rust/Cargo.toml --release --target x86_64-unknown-linux-gnu --lib kernels::
+sanitize: build  ## The kernels' tests under AddressSanitizer, ThreadSanitizer and Miri
+	rustup toolchain install nightly --profile minimal --component miri --component rust-src
+	export LD_LIBRARY_PATH="$$($(BIN)/python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent / "lib")')"; \
+	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) --target-dir rust/target/asan && \
+	RUSTFLAGS=-Zsanitizer=thread $(SANITIZED) -Zbuild-std --target-dir rust/target/tsan && \
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --manifest-path rust/Cargo.toml --target-dir rust/target/miri --lib kernels::
 
 parity: build  ## Compare with transformers on the embedded model, token by token
 	$(BIN)/python -m bench.parity models/gemma4-embedded --tokens 64

@@ -98,13 +98,14 @@ def serve(
         typer.Option(envvar="TORCHTPU_WEIGHT_FORMAT", help="int8, on tpu. Default: as stored."),
     ] = None,
     exact: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--exact",
+            "--exact/--fast",
             envvar="TORCHTPU_EXACT",
-            help="Unpack four-bit weights: transformers' bits, slower.",
+            help="On cpu: transformers' bits, or kernels of our own. Default: fast for quantized weights, exact for others.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     slots: Annotated[
         int, typer.Option(envvar="TORCHTPU_SLOTS", help="Rows of a compiled decode step.")
     ] = 8,

@@ -132,6 +132,9 @@ class Tpu:
     """Keeps compiled programs between runs."""
 
 
+ARITHMETIC = {None: "auto", True: "exact", False: "fast"}
+
+
 def load_engine(
     folders: Sequence[Path],
     *,
@@ -139,7 +142,7 @@ def load_engine(
     device: str,
     dtype: Dtype | None,
     prefill_chunk: int | None,
-    exact: bool,
+    exact: bool | None,
     threads: int | None,
     tpu: Tpu,
     on_load: Callable[[int, int], object],
@@ -147,7 +150,7 @@ def load_engine(
 ) -> Engine:
     """Build the Rust engine on the calling thread, which owns it from then on.
 
-    `exact` unpacks four-bit weights; else a CPU multiplies them as they are. Other weights are transformers' either way.
+    `exact` (see `Settings`) is for a CPU.
     `on_compile` hears (programs there, programs in all, which comes next) from this thread while the first are compiled,
     and from another one later.
 
@@ -184,7 +187,7 @@ def load_engine(
         context,
         dtype=dtype,
         prefill_chunk=prefill_chunk,
-        arithmetic="exact" if exact or on_tpu else "fast",
+        arithmetic=ARITHMETIC[exact],
         programs=programs,
         on_load=on_load,
     )

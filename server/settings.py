@@ -34,8 +34,8 @@ class Settings(BaseModel):
     """`tpu` is TorchTPU on this machine's CPU."""
     weight_format: Literal["int8"] | None = None
     """Projections in another format than the checkpoint's; for compiled steps."""
-    exact: bool = False
-    """transformers' numbers for four-bit weights too: they are unpacked at load."""
+    exact: bool | None = None
+    """On `cpu`: transformers' bits, or kernels of our own. None: those for quantized weights, exactness for others."""
     slots: int = Field(default=8, ge=1, le=128)
     """Rows of a compiled decode step."""
     compile_cache: str | None = None
@@ -64,6 +64,9 @@ class Settings(BaseModel):
             for name in ("mode", "simulate_tpu", "weight_format"):
                 if getattr(self, name):
                     raise ValueError(f"{name} is for --device tpu, found --device {self.device}")
+        elif self.exact is not None:
+            flag = "--exact" if self.exact else "--fast"
+            raise ValueError(f"{flag} is for --device cpu, found --device {self.device}")
         elif self.weight_format == "int8" and self.mode in ("eager", "fused"):
             raise ValueError(f"weight_format int8 is for compiled steps, found --mode {self.mode}")
         return self

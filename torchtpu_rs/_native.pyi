@@ -75,7 +75,7 @@ class Engine:
         *,
         dtype: Literal["bfloat16", "float16", "float32"] | None = None,
         prefill_chunk: int | None = None,
-        arithmetic: Literal["exact", "fast", "compiled", "int8"] = "exact",
+        arithmetic: Literal["auto", "exact", "fast", "compiled", "int8"] = "exact",
         instructions: Literal["portable", "avx2", "avx512", "avx512_bf16"] | None = None,
         programs: Any | None = None,
         on_load: Callable[[int, int], object] | None = None,
@@ -93,8 +93,8 @@ class Engine:
                 the text, and on `cpu` results are transformers' own, bit for bit. In fast arithmetic the tokens of a
                 prompt that go through the layers together (256), which changes no bit.
             arithmetic: what steps that run one operation at a time compute with: transformers' operations (`exact`); kernels of
-                our own for a CPU and bfloat16, which multiply weights as they are stored (`fast`; elsewhere it is `exact`); the
-                operations of compiled programs (`compiled`), and these with projections as int8 (`int8`), which are
+                our own for a CPU and bfloat16, which multiply weights as they are stored (`fast`; elsewhere it is `exact`); these
+                for quantized weights and exactness for others (`auto`); the operations of compiled programs (`compiled`), and these with projections as int8 (`int8`), which are
                 slow and there for judging programs. `programs` bring their own.
             instructions: those that fast arithmetic uses; by default the fastest of this machine.
             programs: a `torchtpu_rs.capture.Programs` for this checkpoint: steps are recorded, compiled whole by TorchTPU and

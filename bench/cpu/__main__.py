@@ -1,6 +1,7 @@
 """Runs every side in turn, prints the table, writes the results and the plot.
 
     python -m bench.cpu [--rounds 3] [--peers llama_q4_0 …] [--only decode …] [--out bench/results/cpu.json]
+    python -m bench.cpu --profile      # where a token's time goes, ours part by part
 
 Peers are installed and checkpoints made below $TORCHTPU_SCRATCH first, once: 50 GB and a quarter of an hour. Each
 measurement is a process of its own with the files it reads in the page cache; the order changes from round to
@@ -18,7 +19,7 @@ import torch
 
 import torchtpu_rs
 from bench.compare import read_bandwidth
-from bench.cpu import install
+from bench.cpu import install, profile
 from bench.cpu.plan import Plan
 from bench.cpu.plot import draw
 from bench.cpu.sides import SIDES, Ready
@@ -96,7 +97,13 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     parser.add_argument("--only", nargs="+", choices=("decode", "prefill", "load"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/cpu.json"))
+    parser.add_argument(
+        "--profile", action="store_true", help="only where a token's time goes, ours part by part"
+    )
     arguments = parser.parse_args()
+    if arguments.profile:
+        profile.show_all()
+        return
     plan = Plan()
     if arguments.only:
         plan = Plan(

@@ -40,8 +40,8 @@ pub(crate) struct Options {
     pub(crate) chunk: Option<usize>,
     /// What steps that run eagerly compute with.
     pub(crate) form: Form,
-    /// Kernels of our own where there are some: for models in bfloat16 on a CPU.
-    pub(crate) fast: bool,
+    /// Kernels of our own where there are some: for models in bfloat16 on a CPU. `None`: for quantized weights.
+    pub(crate) fast: Option<bool>,
     /// The instructions that these use; `None`: the fastest of this machine.
     pub(crate) instructions: Option<InstructionSet>,
 }
@@ -169,7 +169,10 @@ impl Engine {
         let like = options.like.to_dtype(dtype)?;
         let context = options.context.min(config.max_position_embeddings);
         let device = like.device()?;
-        let is_fast = options.fast && device == "cpu" && dtype == DType::Bf16 && compile.is_none();
+        let is_fast = options.fast.unwrap_or(!config.schemes.is_empty())
+            && device == "cpu"
+            && dtype == DType::Bf16
+            && compile.is_none();
         if options.instructions.is_some() && !is_fast {
             return Err(Error::Input(format!(
                 "expected instructions only for fast arithmetic in bfloat16 on cpu, found {} on \

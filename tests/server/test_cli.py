@@ -74,7 +74,8 @@ def test_every_setting_is_a_flag_and_a_variable() -> None:
 
 def test_the_defaults_serve_the_embedded_model_on_localhost(settings_of: Any) -> None:
     assert settings_of() == Settings(model=(str(EMBEDDED),))
-    assert settings_of("--exact").exact
+    assert settings_of("--exact").exact is True
+    assert settings_of("--fast").exact is False
     defaults = Settings(model=("x",))
     assert (defaults.host, defaults.port, defaults.context, defaults.device) == (
         "127.0.0.1",

@@ -15,6 +15,7 @@ from tests.server.live_server import Live, content_of, eventually, payloads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 HI: Any = [{"role": "user", "content": "Hello!"}]
 CONTEXT = 512
@@ -28,15 +29,19 @@ def real() -> Iterator[Live]:
         yield live.wait_until_ready()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_four_bit_weights_are_multiplied_as_they_are_unless_exactness_is_asked_for(
-    exact: bool,
+@pytest.mark.parametrize("asked", [None, False, True], ids=["default", "fast", "exact"])
+@pytest.mark.parametrize("model", [EMBEDDED, EMBEDDED_W4A16], ids=["bf16", "w4a16"])
+def test_quantized_weights_are_served_fast_and_others_exactly_unless_asked_otherwise(
+    model: Path, asked: bool | None
 ) -> None:
-    settings = Settings(model=(str(EMBEDDED_W4A16),), context=CONTEXT, exact=exact)
+    packed = model == EMBEDDED_W4A16
+    fast = packed if asked is None else not asked
+    settings = Settings(model=(str(model),), context=CONTEXT, exact=asked)
     with contextlib.closing(Live(settings, loader=ModelLoader(settings))) as live:
         live.wait_until_ready()
         engine = live.http.get("/v1/engine").json()
-        assert engine["weight_format"] == ("bfloat16" if exact else "int4")
+        assert engine["weight_format"] == ("int4" if packed and fast else "bfloat16")
+        assert ("instructions" in engine) == fast
         body = {"messages": [{"role": "user", "content": "What is a ring cache?"}]}
         answer = live.http.post("/v1/chat/completions", json=body).json()
         assert "ring cache" in answer["choices"][0]["message"]["content"].lower()

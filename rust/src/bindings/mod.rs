@@ -164,7 +164,7 @@ impl Engine {
             dtype: dtype.map(element_type).transpose()?,
             chunk: prefill_chunk.map(|chunk| chunk.count("prefill_chunk")).transpose()?,
             form: form(arithmetic)?,
-            fast: arithmetic == "fast",
+            fast: (arithmetic != "auto").then_some(arithmetic == "fast"),
             instructions: instructions.map(instruction_set).transpose()?,
         };
         let mut failed = None;
@@ -375,11 +375,11 @@ fn element_type(name: &str) -> PyResult<DType> {
 fn form(arithmetic: &str) -> PyResult<Form> {
     match arithmetic {
         // Where there are no kernels of our own, fast is exact.
-        "exact" | "fast" => Ok(Form::EXACT),
+        "auto" | "exact" | "fast" => Ok(Form::EXACT),
         "compiled" => Ok(Form::compiled(false)),
         "int8" => Ok(Form::compiled(true)),
         _ => Err(PyValueError::new_err(format!(
-            "expected arithmetic exact, fast, compiled or int8, found {arithmetic:?}"
+            "expected arithmetic auto, exact, fast, compiled or int8, found {arithmetic:?}"
         ))),
     }
 }

@@ -342,8 +342,9 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 40 }) })]
         #[test]
         fn products_of_every_kind_of_matrix_on_every_instruction_set_are_those_of_float64(
-            rows in 1_usize..70, columns in prop_oneof![Just(64), Just(192), 1_usize..150],
-            count in 1_usize..20, threads in 1_usize..4, seed in 0_usize..1000,
+            rows in 1..if cfg!(miri) { 20 } else { 70_usize },
+            columns in prop_oneof![Just(64), Just(192), 1_usize..150],
+            count in 1..if cfg!(miri) { 3 } else { 20_usize }, threads in 1_usize..4, seed in 0_usize..1000,
         ) {
             let x = tokens(count, columns, seed);
             for (matrix, weights) in matrices([rows, columns]) {
@@ -362,18 +363,19 @@ mod tests {
 
     #[test]
     fn a_token_gets_the_same_bits_alone_and_among_others_with_any_number_of_threads() {
-        for (matrix, _) in matrices([100, 128]) {
-            let x = tokens(19, 128, 1);
+        let (rows, count) = if cfg!(miri) { (20, 3) } else { (100, 19) };
+        for (matrix, _) in matrices([rows, 128]) {
+            let x = tokens(count, 128, 1);
             for set in InstructionSet::available() {
                 let run = |x: &[bf16], threads| {
                     let kernels = Kernels::new(threads, Some(set)).unwrap();
-                    let mut out = vec![0.0; x.len() / 128 * 100];
+                    let mut out = vec![0.0; x.len() / 128 * rows];
                     multiply(&kernels, x, &mut [(&matrix, &mut out)]).unwrap();
                     out
                 };
                 let together = run(&x, 3);
                 for (token, x) in x.chunks(128).enumerate() {
-                    assert_eq!(run(x, 1), together[token * 100..][..100], "{set:?}");
+                    assert_eq!(run(x, 1), together[token * rows..][..rows], "{set:?}");
                 }
             }
         }
@@ -381,20 +383,22 @@ mod tests {
 
     #[test]
     fn several_products_are_those_of_each_alone_and_gated_ones_their_gelu() {
-        let x = tokens(11, 64, 2);
+        let (rows, count) = if cfg!(miri) { (20, 2) } else { (40, 11) };
+        let x = tokens(count, 64, 2);
         for set in InstructionSet::available() {
             let kernels = Kernels::new(3, Some(set)).unwrap();
-            for (gate, _) in matrices([40, 64]) {
-                let (up, _) = matrices([40, 64]).swap_remove(0);
+            for (gate, _) in matrices([rows, 64]) {
+                let (up, _) = matrices([rows, 64]).swap_remove(0);
                 let alone = |matrix: &Matrix| {
-                    let mut out = vec![0.0; 11 * 40];
+                    let mut out = vec![0.0; count * rows];
                     multiply(&kernels, &x, &mut [(matrix, &mut out)]).unwrap();
                     out
                 };
-                let (mut one, mut two) = (vec![0.0; 11 * 40], vec![0.0; 11 * 40]);
+                let (mut one, mut two) = (vec![0.0; count * rows], vec![0.0; count * rows]);
                 multiply(&kernels, &x, &mut [(&gate, &mut one), (&up, &mut two)]).unwrap();
                 assert_eq!((&one, &two), (&alone(&gate), &alone(&up)));
-                let (mut wanted, mut found) = (vec![bf16::NAN; 440], vec![bf16::NAN; 440]);
+                let (mut wanted, mut found) =
+                    (vec![bf16::NAN; count * rows], vec![bf16::NAN; count * rows]);
                 gelu_times(set, &one, &two, &mut wanted);
                 gated(&kernels, &x, (&gate, &up), &mut found).unwrap();
                 // Roundings differ where a vector's lanes do not fill it.
