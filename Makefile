@@ -78,7 +78,7 @@ estimate: build  ## What E2B's compiled steps should cost on a TPU v5e, by libtp
 	$(BIN)/python -m tpu.estimate --read 1024
 	$(BIN)/python -m tpu.estimate --read 1024 --format int8
 
-# On a nightly Rust, which is installed with its parts if it is not there; half an hour, most of it Miri's.
+# On a nightly Rust, which is installed with its parts if it is not there; some ten minutes.
 SANITIZED := cargo +nightly test --manifest-path rust/Cargo.toml --release --target x86_64-unknown-linux-gnu --lib kernels::
 sanitize: build  ## The kernels' tests under AddressSanitizer, ThreadSanitizer and Miri
 	rustup toolchain install nightly --profile minimal --component miri --component rust-src

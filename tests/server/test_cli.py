@@ -120,6 +120,13 @@ def test_a_setting_out_of_range_is_named_in_one_line(arguments: list[str], flag:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--exact", "--fast"])
+def test_which_arithmetic_a_cpu_uses_is_refused_on_tpu(flag: str) -> None:
+    result = run("serve", "--device", "tpu", flag)
+    assert result.exit_code == 1
+    assert f"{flag} is for --device cpu, found --device tpu" in result.stderr
+
+
 def test_an_address_that_cannot_be_bound_is_one_line(
     settings_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -369,7 +369,7 @@ mod tests {
                 let weights: Vec<_> = scores.iter().map(|score| (score - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
                 for i in 0..self.dim {
-                    let value = |at: usize| self.value(at, kv_head)[i].to_f64();
+                    let value = |at: usize| number([2, at, kv_head, i]);
                     all.push(
                         seen.clone().zip(&weights).map(|(at, w)| w * value(at)).sum::<f64>() / sum,
                     );
@@ -379,6 +379,7 @@ mod tests {
         }
     }
 
+    /// Miri interprets the last two.
     const CASES: [Case; 5] = [
         Case { heads: 8, kv_heads: 1, dim: 64, window: usize::MAX },
         Case { heads: 8, kv_heads: 1, dim: 64, window: 150 },
@@ -392,7 +393,7 @@ mod tests {
     {
         for set in InstructionSet::available() {
             let kernels = Kernels::new(2, Some(set)).unwrap();
-            for case in &CASES {
+            for case in &CASES[if cfg!(miri) { 3 } else { 0 }..] {
                 let mut caches = case.caches(1);
                 for position in 0..if cfg!(miri) { 17 } else { 400 } {
                     case.write(&mut caches, position);
@@ -415,7 +416,7 @@ mod tests {
     #[test]
     fn a_token_gets_the_same_bits_alone_and_in_a_prompt_with_any_number_of_threads() {
         for set in InstructionSet::available() {
-            for case in &CASES {
+            for case in &CASES[if cfg!(miri) { 3 } else { 0 }..] {
                 let tokens = if cfg!(miri) { 9 } else { 180 };
                 let mut caches = case.caches(tokens);
                 for position in 0..tokens {
