@@ -117,6 +117,28 @@ def test_ids_that_generation_config_forbids_are_not_chosen(tmp_path: Path) -> No
     ]
 
 
+def test_a_long_prompt_can_be_cancelled_between_its_chunks(dense: Path) -> None:
+    one = engine(dense, arithmetic="fast", prefill_chunk=16)
+    wanted = one.decode(PROMPT, 5, stop=[]).ids
+    heard: list[list[int]] = []
+
+    def until(calls: int) -> torchtpu_rs.Decoded:
+        heard.clear()
+
+        def hear(ids: list[int]) -> bool:
+            heard.append(ids)
+            return len(heard) < calls
+
+        return one.decode(PROMPT, 5, stop=[], on_tokens=hear)
+
+    cancelled = until(2)
+    assert (cancelled.ids, cancelled.finish, heard) == ([], "cancelled", [[], []])
+    # 40 tokens are three chunks.
+    whole = until(100)
+    assert heard == [[], [], *([i] for i in wanted)]
+    assert whole.ids == wanted
+
+
 def test_a_full_cache_ends_the_answer(dense: Path) -> None:
     small = torchtpu_rs.Engine(dense, LIKE, 48, arithmetic="fast")
     done = small.decode(PROMPT, 100, stop=[])

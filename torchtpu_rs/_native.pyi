@@ -91,7 +91,7 @@ class Engine:
             prefill_chunk: static shapes, for devices that compile: prompts run in padded chunks of this many
                 tokens and the cache is a ring. By default so on `tpu` (128); on `cpu` and `cuda` shapes follow
                 the text, and on `cpu` results are transformers' own, bit for bit. In fast arithmetic the tokens of a
-                prompt that go through the layers together (256), which changes no bit.
+                prompt that go through the layers together (512), which changes no bit.
             arithmetic: what steps that run one operation at a time compute with: transformers' operations (`exact`); kernels of
                 our own for a CPU and bfloat16, which multiply weights as they are stored (`fast`; elsewhere it is `exact`); these
                 for quantized weights and exactness for others (`auto`); the operations of compiled programs (`compiled`), and these with projections as int8 (`int8`), which are
@@ -124,8 +124,9 @@ class Engine:
             stop: ids that end the answer; the checkpoint's `eos_token_id` list by default.
             read_every: tokens handed to `on_tokens` at a time; with `programs` also the most that a launch makes,
                 and each launch is handed out by itself.
-            on_tokens: gets each batch of new ids, never the stop id. A false value (None too) ends the answer
-                with `finish="cancelled"`; an exception ends it and is raised from here.
+            on_tokens: gets each batch of new ids, never the stop id; in fast arithmetic also an empty list between two chunks of
+                a long prompt. A false value (None too) ends the answer with `finish="cancelled"`; an exception
+                ends it and is raised from here.
 
         Raises:
             ContextFullError: the prompt is longer than the cache.

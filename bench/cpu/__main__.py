@@ -23,7 +23,7 @@ from bench.cpu import install, profile
 from bench.cpu.plan import Plan
 from bench.cpu.plot import draw
 from bench.cpu.sides import SIDES, Ready
-from bench.cpu.table import state_of, table
+from bench.cpu.table import table
 from bench.process import ProcessError
 
 LABELS = {name: side.label for name, side in SIDES.items()}
@@ -83,7 +83,7 @@ def run_all(
                 print(f"round {number} {name}: not run: {error}", flush=True)
                 continue
             rounded = {key: round(value, 3) for key, value in run.items()}
-            print(f"round {number} {name} ({state_of(run)}): {json.dumps(rounded)}", flush=True)
+            print(f"round {number} {name}: {json.dumps(rounded)}", flush=True)
             yield {"round": number, "side": name, **run}
 
 

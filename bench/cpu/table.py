@@ -1,6 +1,7 @@
 """Medians, ratios and goals of `bench.cpu`'s runs, as Markdown. Arithmetic only: it measures nothing.
 
-A run is the figures of one side in one round, with the bandwidths measured before and after it. Sides are compared
+A run is the figures of one side in one round, with the bandwidths measured before and after it, and from `with_states` on the
+state of memory. Sides are compared
 by their medians over rounds in which memory was equally fast. A ratio above 1 is in our favour.
 """
 
@@ -12,8 +13,9 @@ from typing import Any, Literal
 Run = Mapping[str, Any]
 State = Literal["fast", "slow", "mixed"]
 
-# A virtual machine's memory may have two speeds for two threads, about 60 and 35 GB/s, by where the host puts them.
-FAST_GBS = 48
+# A virtual machine's memory may have two speeds for two threads, by where the host puts them: 60 and 35 GB/s on one machine, 80
+# and 50 on another. Bandwidths that differ by less than this are one speed.
+ONE_SPEED = 1.25
 NOTHING = "-"
 
 FIGURES = {
@@ -82,17 +84,27 @@ GOALS = (
 )
 
 
-def state_of(run: Run) -> State:
-    """How fast memory was around a run; `mixed` when it changed meanwhile."""
-    fast = {run["before_gbs"] >= FAST_GBS, run["after_gbs"] >= FAST_GBS}
-    return "mixed" if len(fast) == 2 else "fast" if fast.pop() else "slow"
+def with_states(runs: Sequence[Run]) -> list[Run]:
+    """The runs, each with the `state` memory was in around it: `mixed` when it changed meanwhile.
+
+    The border is halfway between the lowest and the highest bandwidth of all runs; all are `fast` when these are one speed.
+    """
+    seen = [run[key] for run in runs for key in ("before_gbs", "after_gbs")]
+    two_speeds = bool(seen) and max(seen) > ONE_SPEED * min(seen)
+    border = (min(seen) + max(seen)) / 2 if two_speeds else 0.0
+
+    def state_of(run: Run) -> State:
+        fast = {run["before_gbs"] >= border, run["after_gbs"] >= border}
+        return "mixed" if len(fast) == 2 else "fast" if fast.pop() else "slow"
+
+    return [{**run, "state": state_of(run)} for run in runs]
 
 
 def _median(runs: Sequence[Run], side: str, figure: str, state: State | None) -> float | None:
     values = [
         run[figure]
         for run in runs
-        if run["side"] == side and figure in run and state in (None, state_of(run))
+        if run["side"] == side and figure in run and state in (None, run["state"])
     ]
     return statistics.median(values) if values else None
 
@@ -148,7 +160,7 @@ def figures_table(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
         for figures in shown.values():
             medians = [_median(own, side, figure, None) for figure in figures]
             cells.append(" / ".join(NOTHING if m is None else f"{m:.4g}" for m in medians))
-        states = ", ".join(state_of(run) for run in own)
+        states = ", ".join(run["state"] for run in own)
         lines.append(f"| {label} | {' | '.join(cells)} | {states} |")
     return "\n".join(lines)
 
@@ -175,6 +187,7 @@ def goals_table(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
 
 def table(runs: Sequence[Run], labels: Mapping[str, str], not_run: Mapping[str, str]) -> str:
     """Everything, with the sides that did not run and why."""
+    runs = with_states(runs)
     parts = [figures_table(runs, labels), goals_table(runs, labels)]
     if not_run:
         parts.append("\n".join(f"not run: {labels[side]}: {why}" for side, why in not_run.items()))

@@ -6,24 +6,24 @@ import pytest
 
 from bench.cpu.sides import SIDES
 from bench.cpu.table import (
-    FAST_GBS,
     FIGURES,
     GOALS,
     Goal,
     found_for,
     is_reached,
     ratios,
-    state_of,
     table,
+    with_states,
 )
 
 LABELS = {name: side.label for name, side in SIDES.items()}
-FAST, SLOW = FAST_GBS + 12, FAST_GBS - 12
+FAST, SLOW = 80.0, 50.0
 
 
 def run(side: str, number: int = 0, gbs: float = FAST, **figures: float) -> dict[str, Any]:
     beside = {"before_gbs": gbs, "after_gbs": gbs, "bandwidth_gbs": gbs}
-    return {"round": number, "side": side, **beside, **figures}
+    state = "fast" if gbs == FAST else "slow"
+    return {"round": number, "side": side, "state": state, **beside, **figures}
 
 
 def goal_of(ours: str, theirs: str | None, state: str | None = None) -> Goal:
@@ -61,9 +61,14 @@ def test_a_ratio_of_seconds_is_above_one_when_ours_are_fewer() -> None:
 
 def test_memory_that_changes_its_state_during_a_run_is_mixed() -> None:
     changed = {**run("ours_bf16"), "after_gbs": SLOW}
-    assert state_of(run("ours_bf16")) == "fast"
-    assert state_of(run("ours_bf16", gbs=SLOW)) == "slow"
-    assert state_of(changed) == "mixed"
+    runs = with_states([run("ours_bf16"), run("ours_bf16", gbs=SLOW), changed])
+    assert [one["state"] for one in runs] == ["fast", "slow", "mixed"]
+
+
+def test_memory_that_hardly_changes_has_one_state() -> None:
+    runs = with_states([run("ours_bf16", gbs=50.0), run("ours_bf16", gbs=45.0)])
+    assert {one["state"] for one in runs} == {"fast"}
+    assert with_states([]) == []
 
 
 def test_a_goal_for_fast_memory_leaves_slow_rounds_out() -> None:
@@ -104,7 +109,7 @@ def test_a_long_context_may_slow_decoding_by_a_quarter() -> None:
 def test_a_side_that_did_not_run_is_in_the_table_with_its_reason() -> None:
     text = table([run("ours_bf16", decode_0=8.0)], LABELS, {"vllm_bf16": "no such package"})
     assert "not run: vLLM, bf16, fast prefill: no such package" in text
-    assert "| torchtpu_rs, bf16 | 8 / - / - | 60 | fast |" in text
+    assert "| torchtpu_rs, bf16 | 8 / - / - | 80 | fast |" in text
     assert text.count("not measured") == len(GOALS)
 
 

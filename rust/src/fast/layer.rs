@@ -10,8 +10,8 @@ use crate::{
     config::{Config, KeyValues as Plan, LayerType},
     error::Result,
     kernels::{
-        Kernels, KeyValues, Matrix, add_normed, attend, each_row, gated, gelu_times, multiply,
-        norm, norm_and_rotate,
+        Kernels, KeyValues, Matrix, Product, add_normed, attend, each_row, gated, gelu_times,
+        multiply, norm, norm_and_rotate,
     },
     weights::Weights,
 };
@@ -147,12 +147,12 @@ impl Layer {
     }
 
     /// `h` and `x` `[tokens, hidden]`: the residual stream, and it after this layer's `input_layernorm`; both become those
-    /// of what follows, whose norm is `next_norm`. `per_layer_inputs` `[tokens, layers, P]`.
+    /// of what follows, whose norm is `next_norm`. `per_layer_inputs` `[tokens, layers, P]`, of layers from the given one on.
     pub(super) fn forward(
         &self,
         (kernels, parts): (&Kernels, &mut Parts),
         (h, x): (&mut [f32], &mut [bf16]),
-        per_layer_inputs: &[f32],
+        (per_layer_inputs, first): (&[f32], usize),
         (step, cache): (&Step, &mut [Vec<KeyValues>]),
         next_norm: &[f32],
     ) -> Result<()> {
@@ -169,7 +169,7 @@ impl Layer {
         let mut added = vec![0.0; tokens * width];
 
         let attended = self.attend((kernels, parts), x, step, cache)?;
-        multiply(kernels, &attended, &mut [(&self.o_proj, &mut added)])?;
+        multiply(kernels, &attended, &mut [Product::whole(&self.o_proj, &mut added)])?;
         parts.end("o_proj", self.o_proj.bytes());
         let weight = &self.post_attention_layernorm;
         add(&added, weight, 1.0, &self.pre_feedforward_layernorm, x)?;
@@ -178,7 +178,7 @@ impl Layer {
         let mut inner = vec![bf16::ZERO; tokens * self.gate_proj.shape()[0]];
         gated(kernels, x, (&self.gate_proj, &self.up_proj), &mut inner)?;
         parts.end("gate_up", self.gate_proj.bytes() + self.up_proj.bytes());
-        multiply(kernels, &inner, &mut [(&self.down_proj, &mut added)])?;
+        multiply(kernels, &inner, &mut [Product::whole(&self.down_proj, &mut added)])?;
         parts.end("down_proj", self.down_proj.bytes());
 
         let weight = &self.post_feedforward_layernorm;
@@ -198,17 +198,18 @@ impl Layer {
         parts.end("norms", 0);
         let [p, _] = gate.per_layer_input_gate.shape();
         let mut gates = vec![0.0; tokens * p];
-        multiply(kernels, x, &mut [(&gate.per_layer_input_gate, &mut gates)])?;
+        multiply(kernels, x, &mut [Product::whole(&gate.per_layer_input_gate, &mut gates)])?;
         let mut inner = vec![bf16::ZERO; tokens * p];
         let all = per_layer_inputs.len() / tokens;
+        let own = (self.layer_idx - first) * p..(self.layer_idx - first + 1) * p;
         for ((inner, gates), inputs) in inner
             .chunks_exact_mut(p)
             .zip(gates.chunks_exact(p))
             .zip(per_layer_inputs.chunks_exact(all))
         {
-            gelu_times(set, gates, &inputs[self.layer_idx * p..(self.layer_idx + 1) * p], inner);
+            gelu_times(set, gates, &inputs[own.clone()], inner);
         }
-        multiply(kernels, &inner, &mut [(&gate.per_layer_projection, &mut added)])?;
+        multiply(kernels, &inner, &mut [Product::whole(&gate.per_layer_projection, &mut added)])?;
         parts.end(
             "per_layer",
             gate.per_layer_input_gate.bytes() + gate.per_layer_projection.bytes(),
@@ -234,17 +235,17 @@ impl Layer {
         let q_width = self.heads * dim;
         let mut q_raw = vec![0.0; tokens * q_width];
         let (mut k_raw, mut v_raw) = (Vec::new(), Vec::new());
-        let mut products = vec![(&self.q_proj, &mut *q_raw)];
+        let mut products = vec![Product::whole(&self.q_proj, &mut q_raw)];
         if let Some(own) = &self.own {
             let kv_width = own.k_proj.shape()[0];
             k_raw = vec![0.0; tokens * kv_width];
-            products.push((&own.k_proj, &mut k_raw));
+            products.push(Product::whole(&own.k_proj, &mut k_raw));
             if let Some(v_proj) = &own.v_proj {
                 v_raw = vec![0.0; tokens * kv_width];
-                products.push((v_proj, &mut v_raw));
+                products.push(Product::whole(v_proj, &mut v_raw));
             }
         }
-        let bytes = products.iter().map(|(matrix, _)| matrix.bytes()).sum();
+        let bytes = products.iter().map(|product| product.matrix.bytes()).sum();
         multiply(kernels, x, &mut products)?;
         parts.end("qkv", bytes);
 

@@ -8,7 +8,7 @@ mod layer;
 mod parts;
 mod rope;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use half::bf16;
 
@@ -21,8 +21,8 @@ use crate::{
     config::{Config, KeyValues as Plan, LayerType},
     error::{Error, Result},
     kernels::{
-        InstructionSet, Kernels, KeyValues, Matrix, best, each_row, multiply, norm, norm_in_place,
-        scale_add,
+        InstructionSet, Kernels, KeyValues, Matrix, Product, best, each_row, multiply, norm,
+        norm_in_place, scale_add,
     },
     model::is_unused_kv,
     weights::{Form, Table, Weights},
@@ -30,7 +30,7 @@ use crate::{
 
 /// Tokens of a prompt that go through the layers together, unless asked for otherwise: enough to read weights rarely, and
 /// few enough for their activations to stay in cache.
-pub(crate) const DEFAULT_CHUNK: usize = 256;
+pub(crate) const DEFAULT_CHUNK: usize = 512;
 
 /// Which tokens' last hidden states are wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,6 @@ struct PerLayerInput {
     per_layer_model_projection: Matrix, // [layers · P, hidden]
     projection_scale: f32,
     per_layer_projection_norm: Vec<f32>, // [P]
-    layers: usize,
 }
 
 /// What to compute with.
@@ -189,18 +188,24 @@ impl Fast {
         self.parts = Parts::default();
     }
 
-    /// Reads `ids` at positions from `start` on; the likeliest id after the last of them.
+    /// Reads `ids` at positions from `start` on; the likeliest id after the last of them. `go_on` is asked between chunks; `None`
+    /// when it says no.
     ///
     /// # Errors
     /// `Internal` when a thread failed.
-    pub(crate) fn next(&mut self, ids: &[i64], start: usize) -> Result<i64> {
-        let hidden = self.run(ids, start, Keep::Last)?;
+    pub(crate) fn next(
+        &mut self,
+        ids: &[i64],
+        start: usize,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<i64>> {
+        let Some(hidden) = self.run(ids, start, Keep::Last, go_on)? else { return Ok(None) };
         let is_allowed = |id: usize| !self.suppress_tokens.contains(&id);
         // The soft cap changes no order.
         let found = best(&self.kernels, &hidden, &self.lm_head, 1, &is_allowed)?;
         self.parts.end("head", self.lm_head.bytes());
         match found.first() {
-            Some(&(id, _)) => Ok(id as i64),
+            Some(&(id, _)) => Ok(Some(id as i64)),
             None => Err(Error::Internal("no logit is a number".into())),
         }
     }
@@ -210,10 +215,11 @@ impl Fast {
     /// # Errors
     /// `Internal` when a thread failed.
     pub(crate) fn logits(&mut self, ids: &[i64], start: usize, all: bool) -> Result<Vec<f32>> {
-        let hidden = self.run(ids, start, if all { Keep::All } else { Keep::Last })?;
+        let keep = if all { Keep::All } else { Keep::Last };
+        let hidden = self.run(ids, start, keep, &mut || true)?.unwrap_or_default();
         let kept = hidden.len() / self.hidden_size;
         let mut logits = vec![0.0; kept * self.lm_head.shape()[0]];
-        multiply(&self.kernels, &hidden, &mut [(&self.lm_head, &mut logits)])?;
+        multiply(&self.kernels, &hidden, &mut [Product::whole(&self.lm_head, &mut logits)])?;
         if let Some(cap) = self.final_logit_softcapping {
             for logit in &mut logits {
                 *logit = (*logit / cap).tanh() * cap;
@@ -222,15 +228,24 @@ impl Fast {
         Ok(logits)
     }
 
-    /// The kept tokens' last hidden states after the final norm, `[kept, hidden]`.
-    fn run(&mut self, ids: &[i64], start: usize, keep: Keep) -> Result<Vec<bf16>> {
+    /// The kept tokens' last hidden states after the final norm, `[kept, hidden]`; `None` when `go_on` said no between chunks.
+    fn run(
+        &mut self,
+        ids: &[i64],
+        start: usize,
+        keep: Keep,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<bf16>>> {
         let mut kept = Vec::new();
         let chunks = ids.len().div_ceil(self.chunk);
         for (index, ids) in ids.chunks(self.chunk).enumerate() {
             let keep = if keep == Keep::Last && index + 1 < chunks { Keep::None } else { keep };
+            if index > 0 && !go_on() {
+                return Ok(None);
+            }
             kept.extend(self.run_chunk(ids, start + index * self.chunk, keep)?);
         }
-        Ok(kept)
+        Ok(Some(kept))
     }
 
     fn run_chunk(&mut self, ids: &[i64], start: usize, keep: Keep) -> Result<Vec<bf16>> {
@@ -244,51 +259,55 @@ impl Fast {
         let input_layernorm = &self.layers[0].input_layernorm;
         let scale = self.embed_scale;
         each_row(kernels, tokens, (&mut h, hidden), (&mut x, hidden), &|token, h, x| {
-            table.read(ids[token] as usize, x);
+            table.read(ids[token] as usize, 0..hidden, x);
             for (h, x) in h.iter_mut().zip(&mut *x) {
                 // Rounded, as transformers does: this is what the projection below takes in.
                 *x = bf16::from_f32(x.to_f32() * scale);
                 *h = x.to_f32();
             }
         })?;
-        let mut per_layer = match &self.per_layer_input {
-            Some(input) => input.of(kernels, ids, &x, eps)?,
-            None => Vec::new(),
+        // The layers that only read other layers' caches get theirs when they run, for the tokens that are left.
+        let input = self.per_layer_input.as_ref();
+        let first_shared = self.first_shared_layer;
+        let per_layer_inputs = |tokens: (&[i64], &[bf16]), layers: Range<usize>| match input {
+            None => Ok(Vec::new()),
+            Some(input) => input.of(kernels, tokens, layers, eps),
         };
-        let per_layer_bytes = |input: &PerLayerInput| input.per_layer_model_projection.bytes();
+        let mut per_layer = per_layer_inputs((ids, &x), 0..first_shared)?;
+        let embedded = match keep {
+            Keep::None => Vec::new(),
+            Keep::Last => x[(tokens - 1) * hidden..].to_vec(),
+            Keep::All => x.clone(),
+        };
         each_row(kernels, tokens, (&mut x, hidden), (&mut [(); 0], 0), &|token, x, _| {
             norm(set, &h[token * hidden..(token + 1) * hidden], Some(input_layernorm), eps, x);
         })?;
-        self.parts.end("embedding", self.per_layer_input.as_ref().map_or(0, per_layer_bytes));
+        self.parts.end("embedding", input.map_or(0, |input| input.bytes(first_shared)));
 
         let mut step = Step::new(start, tokens, &self.rope);
         for layer_idx in 0..self.layers.len() {
-            if layer_idx == self.first_shared_layer {
-                // The layers from here on only read other layers' caches.
-                match keep {
-                    Keep::None => return Ok(Vec::new()),
-                    Keep::All => (),
-                    Keep::Last if step.tokens == 1 => (),
-                    Keep::Last => {
-                        let width = per_layer.len() / step.tokens;
-                        h.drain(..h.len() - hidden);
-                        x.drain(..x.len() - hidden);
-                        per_layer.drain(..per_layer.len() - width);
-                        step = Step::new(start + tokens - 1, 1, &self.rope);
-                    }
+            if layer_idx == first_shared {
+                if keep == Keep::None {
+                    return Ok(Vec::new());
                 }
+                if keep == Keep::Last && tokens > 1 {
+                    h.drain(..h.len() - hidden);
+                    x.drain(..x.len() - hidden);
+                    step = Step::new(start + tokens - 1, 1, &self.rope);
+                }
+                let kept = &ids[ids.len() - step.tokens..];
+                let shared = first_shared..self.layers.len();
+                let bytes = input.map_or(0, |input| input.bytes(shared.len()));
+                per_layer = per_layer_inputs((kept, &embedded), shared)?;
+                self.parts.end("embedding", bytes);
             }
             let next_norm =
                 self.layers.get(layer_idx + 1).map_or(&self.norm, |l| &l.input_layernorm);
             let how = (kernels, &mut self.parts);
             let layer = &self.layers[layer_idx];
-            layer.forward(
-                how,
-                (&mut h, &mut x),
-                &per_layer,
-                (&step, &mut self.cache),
-                next_norm,
-            )?;
+            let first = if layer_idx < first_shared { 0 } else { first_shared };
+            let inputs = (&*per_layer, first);
+            layer.forward(how, (&mut h, &mut x), inputs, (&step, &mut self.cache), next_norm)?;
         }
         Ok(match keep {
             Keep::None => Vec::new(),
@@ -317,36 +336,45 @@ impl PerLayerInput {
             projection_scale: (hidden as f32).powf(-0.5),
             per_layer_projection_norm: weights
                 .take_vector("model.per_layer_projection_norm.weight", width)?,
-            layers,
         }))
     }
 
-    /// `[tokens, layers, P]` of token ids and their embeddings.
-    fn of(&self, kernels: &Kernels, ids: &[i64], embedded: &[bf16], eps: f32) -> Result<Vec<f32>> {
-        let (width, weight) =
-            (self.per_layer_projection_norm.len(), &self.per_layer_projection_norm);
-        let all = self.layers * width;
-        let mut inputs = vec![0.0; ids.len() * all];
-        multiply(kernels, embedded, &mut [(&self.per_layer_model_projection, &mut inputs)])?;
+    /// `[tokens, layers, P]` of token ids and their embeddings, for some of the layers.
+    fn of(
+        &self,
+        kernels: &Kernels,
+        (ids, embedded): (&[i64], &[bf16]),
+        layers: Range<usize>,
+        eps: f32,
+    ) -> Result<Vec<f32>> {
+        let weight = &self.per_layer_projection_norm;
+        let (set, p) = (kernels.set, weight.len());
+        let columns = layers.start * p..layers.end * p;
+        let width = columns.len();
+        let mut inputs = vec![0.0; ids.len() * width];
+        let projection = &self.per_layer_model_projection;
+        let product = Product { matrix: projection, rows: columns.clone(), out: &mut inputs };
+        multiply(kernels, embedded, &mut [product])?;
         let mut rows = vec![bf16::ZERO; inputs.len()];
-        let set = kernels.set;
-        each_row(
-            kernels,
-            ids.len(),
-            (&mut inputs, all),
-            (&mut rows, all),
-            &|token, inputs, row| {
-                self.embed_tokens_per_layer.read(ids[token] as usize, row);
-                for input in &mut *inputs {
-                    *input *= self.projection_scale;
-                }
-                for (input, row) in inputs.chunks_exact_mut(width).zip(row.chunks_exact(width)) {
-                    norm_in_place(set, input, weight, eps);
-                    scale_add(set, input, row, self.scale, std::f32::consts::FRAC_1_SQRT_2);
-                }
-            },
-        )?;
+        let (a, b) = ((&mut *inputs, width), (&mut *rows, width));
+        each_row(kernels, ids.len(), a, b, &|token, inputs, row| {
+            self.embed_tokens_per_layer.read(ids[token] as usize, columns.clone(), row);
+            for input in &mut *inputs {
+                *input *= self.projection_scale;
+            }
+            for (input, row) in inputs.chunks_exact_mut(p).zip(row.chunks_exact(p)) {
+                norm_in_place(set, input, weight, eps);
+                scale_add(set, input, row, self.scale, std::f32::consts::FRAC_1_SQRT_2);
+            }
+        })?;
         Ok(inputs)
+    }
+
+    /// Bytes of weights that are read for `layers` of all.
+    fn bytes(&self, layers: usize) -> usize {
+        let [rows, _] = self.per_layer_model_projection.shape();
+        let all = self.per_layer_model_projection.bytes();
+        all / rows * layers * self.per_layer_projection_norm.len()
     }
 }
 

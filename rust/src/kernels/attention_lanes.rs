@@ -1,50 +1,113 @@
 //! The arithmetic of attention in plain Rust over lanes, which the compiler makes vectors of.
 
-use half::bf16;
+use std::ops::Range;
 
 use super::{
     InstructionSet,
-    attention::{LANES, PART, TILE},
+    attention::{Heads, LANES, PART, Words},
     for_each_set, multiply_add,
-    vector::{exp, total, widened},
+    vector::{exp, rounded, total, widened},
 };
 
-/// [`scores_into`] a new array; the macro that writes it knows no parameters of a type.
+type Lanes = [f32; LANES];
+
+/// Products of two blocks' keys with each head's query.
 pub(super) fn scores_of<const H: usize>(
     set: InstructionSet,
-    keys: &[[u32; LANES]],
-    q: &[f32],
-) -> [[f32; LANES]; H] {
-    let mut out = [[0.0; LANES]; H];
-    scores_into(set, keys, q, out.as_flattened_mut());
-    out
+    keys: [&[Words]; 2],
+    heads: &Heads<'_>,
+) -> [[[f32; LANES]; H]; 2] {
+    match set {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Bf16 => super::attention_avx512::scores(keys, heads.narrow),
+        _ => keys.map(|keys| {
+            let mut out = [[0.0; LANES]; H];
+            scores_into(set, keys, heads.wide, out.as_flattened_mut());
+            out
+        }),
+    }
 }
 
-/// [`weighted_into`] a new array.
-pub(super) fn weighted<const H: usize>(
-    set: InstructionSet,
-    values: &[[bf16; TILE]],
-    weights: &[[f32; PART]; H],
-    from: usize,
-) -> [[f32; TILE]; H] {
-    let mut out = [[0.0; TILE]; H];
-    weighted_into(set, values, weights.as_flattened(), from, out.as_flattened_mut());
-    out
+/// By what the values of a part's positions are multiplied, for `H` heads: zero for those that are not seen.
+pub(super) struct Weights<'a, const H: usize> {
+    wide: &'a [[f32; PART]; H],
+    /// Pairs of bfloat16, for instructions that multiply them.
+    pairs: [[u32; PART / 2]; H],
+    rows: Range<usize>,
+}
+
+impl<'a, const H: usize> Weights<'a, H> {
+    /// `wide` is seen at `rows`, where it has values of bfloat16.
+    pub(super) fn new(wide: &'a [[f32; PART]; H], rows: Range<usize>, set: InstructionSet) -> Self {
+        let mut pairs = [[0; PART / 2]; H];
+        if set == InstructionSet::Avx512Bf16 {
+            for (pairs, wide) in pairs.iter_mut().zip(wide) {
+                for (pair, [low, high]) in pairs.iter_mut().zip(wide.as_chunks::<2>().0) {
+                    *pair = low.to_bits() >> 16 | high.to_bits() & 0xffff_0000;
+                }
+            }
+        }
+        Self { wide, pairs, rows }
+    }
+
+    /// The values of `B` tiles, `[PART / 2][LANES]` each, by these weights, summed up over positions. What is not seen may be
+    /// anything, so it is not multiplied with zero but left out.
+    pub(super) fn sum<const B: usize>(
+        &self,
+        set: InstructionSet,
+        values: [&[Words]; B],
+    ) -> [[[f32; LANES]; H]; B] {
+        let mut out = values.map(|values| self.edges(values));
+        let whole = self.rows.start.div_ceil(2)..self.rows.end / 2;
+        if whole.is_empty() {
+            return out;
+        }
+        let values = values.map(|values| &values[whole.clone()]);
+        match set {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512Bf16 => {
+                super::attention_avx512::weighted(values, &self.pairs, whole.start, &mut out);
+            }
+            _ => {
+                let (weights, from) = (self.wide.as_flattened(), 2 * whole.start);
+                for (values, out) in values.iter().zip(&mut out) {
+                    weighted_into(set, values, weights, from, out.as_flattened_mut());
+                }
+            }
+        }
+        out
+    }
+
+    /// Of the first and the last word only one row may be seen.
+    fn edges(&self, values: &[Words]) -> [[f32; LANES]; H] {
+        let mut out = [[0.0; LANES]; H];
+        let Range { start, end } = self.rows;
+        let rows = [(start % 2 == 1).then_some(start), (end % 2 == 1).then(|| end - 1)];
+        for row in rows.into_iter().flatten() {
+            let shift = if row % 2 == 0 { 16 } else { 0 };
+            for (out, wide) in out.iter_mut().zip(self.wide) {
+                for (out, word) in out.iter_mut().zip(values[row / 2]) {
+                    *out += wide[row] * f32::from_bits(word << shift & 0xffff_0000);
+                }
+            }
+        }
+        out
+    }
 }
 
 for_each_set! {
     /// Products of 16 positions' keys with each head's query: `q` `[heads, head_dim]` → `out` `[heads, LANES]`.
-    fn scores_into(keys: &[[u32; LANES]], q: &[f32], out: &mut [f32]) = scores_inner
+    fn scores_into(keys: &[Words], q: &[f32], out: &mut [f32]) = scores_inner
 }
 
 for_each_set! {
-    /// Values by weights: `values` of positions in a row, `weights` `[heads, PART]` of which position `from` is the first's →
-    /// `out` `[heads, TILE]`.
-    fn weighted_into(values: &[[bf16; TILE]], weights: &[f32], from: usize, out: &mut [f32]) = weighted_inner
+    /// Values by weights: `values` of two rows a word, `weights` `[heads, PART]` of which row `from` is the first's, added to
+    /// `out` `[heads, LANES]`.
+    fn weighted_into(values: &[Words], weights: &[f32], from: usize, out: &mut [f32]) = weighted_inner
 }
 
 for_each_set! {
-    /// The largest score and the sum of exp(score - largest), which scores become.
+    /// The largest score and the sum of exp(score - largest) in bfloat16, which scores become.
     pub(super) fn exponentials(scores: &mut [f32]) -> (f32, f32) = exponentials_inner
 }
 
@@ -55,7 +118,7 @@ for_each_set! {
 
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
-fn scores_inner<const FUSED: bool>(keys: &[[u32; LANES]], q: &[f32], out: &mut [f32]) {
+fn scores_inner<const FUSED: bool>(keys: &[Words], q: &[f32], out: &mut [f32]) {
     let (out, _) = out.as_chunks_mut::<LANES>();
     match out.len() {
         8 => scores_some::<FUSED, 8>(keys, q, out),
@@ -68,7 +131,7 @@ fn scores_inner<const FUSED: bool>(keys: &[[u32; LANES]], q: &[f32], out: &mut [
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
 fn scores_some<const FUSED: bool, const H: usize>(
-    keys: &[[u32; LANES]],
+    keys: &[Words],
     q: &[f32],
     out: &mut [[f32; LANES]],
 ) {
@@ -93,12 +156,12 @@ fn scores_some<const FUSED: bool, const H: usize>(
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
 fn weighted_inner<const FUSED: bool>(
-    values: &[[bf16; TILE]],
+    values: &[Words],
     weights: &[f32],
     from: usize,
     out: &mut [f32],
 ) {
-    let (out, _) = out.as_chunks_mut::<TILE>();
+    let (out, _) = out.as_chunks_mut::<LANES>();
     match out.len() {
         8 => weighted_some::<FUSED, 8>(values, weights, from, out),
         4 => weighted_some::<FUSED, 4>(values, weights, from, out),
@@ -110,20 +173,22 @@ fn weighted_inner<const FUSED: bool>(
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
 fn weighted_some<const FUSED: bool, const H: usize>(
-    values: &[[bf16; TILE]],
+    values: &[Words],
     weights: &[f32],
     from: usize,
-    out: &mut [[f32; TILE]],
+    out: &mut [[f32; LANES]],
 ) {
     let weights: [_; H] =
-        std::array::from_fn(|head| &weights[head * PART + from..][..values.len()]);
-    let mut sums = [[0.0; TILE]; H];
-    for (at, values) in values.iter().enumerate() {
-        let values = values.map(widened);
+        std::array::from_fn(|head| &weights[head * PART + from..][..2 * values.len()]);
+    let mut sums: [_; H] = std::array::from_fn(|head| out[head]);
+    for (at, words) in values.iter().enumerate() {
+        let low: Lanes = std::array::from_fn(|lane| f32::from_bits(words[lane] << 16));
+        let high: Lanes = std::array::from_fn(|lane| f32::from_bits(words[lane] & 0xffff_0000));
         for (sums, weights) in sums.iter_mut().zip(&weights) {
-            let weight = weights[at];
-            for lane in 0..TILE {
-                sums[lane] = multiply_add::<FUSED>(values[lane], weight, sums[lane]);
+            let (a, b) = (weights[2 * at], weights[2 * at + 1]);
+            for lane in 0..LANES {
+                sums[lane] = multiply_add::<FUSED>(low[lane], a, sums[lane]);
+                sums[lane] = multiply_add::<FUSED>(high[lane], b, sums[lane]);
             }
         }
     }
@@ -144,15 +209,22 @@ fn exponentials_inner<const FUSED: bool>(scores: &mut [f32]) -> (f32, f32) {
     let mut sums = [0.0; LANES];
     for block in blocks {
         for lane in 0..LANES {
-            block[lane] = exp::<FUSED>(block[lane] - max);
+            block[lane] = weight::<FUSED>(block[lane] - max);
             sums[lane] += block[lane];
         }
     }
     for (score, sum) in rest.iter_mut().zip(&mut sums) {
-        *score = exp::<FUSED>(*score - max);
+        *score = weight::<FUSED>(*score - max);
         *sum += *score;
     }
     (max, total(sums))
+}
+
+/// Rounded to bfloat16, as which it multiplies values.
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+#[inline(always)]
+fn weight<const FUSED: bool>(score: f32) -> f32 {
+    widened(rounded(exp::<FUSED>(score)))
 }
 
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]

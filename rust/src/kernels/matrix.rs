@@ -22,6 +22,10 @@ pub(super) type Sums = [f32; ROWS];
 /// Tokens of a tile.
 const TOKENS: usize = 8;
 
+/// Most tokens that a thread claims at once: a piece of a prompt takes tenths of a millisecond then, and the last one is not long waited
+/// for. The pieces of a run follow each other, so that its weights stay in the core's cache.
+const STRETCH: usize = 64;
+
 /// Bytes of weights that a thread claims at once: smaller pieces cost more claims than they balance.
 const CHUNK_BYTES: usize = 400 << 10;
 
@@ -51,6 +55,16 @@ impl<'a> Input<'a> {
 
     fn tokens(&self) -> usize {
         self.narrow.len() / self.columns
+    }
+
+    fn stretches(&self) -> usize {
+        self.tokens().div_ceil(STRETCH)
+    }
+
+    /// Blocks and tokens of a piece: all stretches of a run come before the next run.
+    fn piece(&self, runs: Runs, piece: usize) -> (Range<usize>, Range<usize>) {
+        let start = piece % self.stretches() * STRETCH;
+        (runs.get(piece / self.stretches()), start..(start + STRETCH).min(self.tokens()))
     }
 
     pub(super) fn narrow(&self, tokens: Range<usize>) -> &[bf16] {
@@ -97,28 +111,45 @@ impl Matrix {
         }
     }
 
-    /// The runs of blocks that `threads` threads claim.
-    fn runs(&self, threads: usize) -> Runs {
-        let blocks = self.blocks();
-        let each = CHUNK_BYTES * blocks / self.bytes().max(1);
-        Runs { blocks, each: each.clamp(1, blocks.div_ceil(2 * threads).max(1)) }
+    /// The runs of blocks that `threads` threads claim of some rows.
+    fn runs(&self, rows: &Range<usize>, threads: usize) -> Runs {
+        let (first, last) = (rows.start / ROWS, rows.end.div_ceil(ROWS));
+        let each = CHUNK_BYTES * self.blocks() / self.bytes().max(1);
+        let most = (last - first).div_ceil(2 * threads).max(1);
+        Runs { first, last, each: each.clamp(1, most) }
+    }
+}
+
+/// A product that is wanted: of some rows of a matrix, `out` `[tokens, rows]`.
+pub(crate) struct Product<'a> {
+    pub(crate) matrix: &'a Matrix,
+    pub(crate) rows: Range<usize>,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl<'a> Product<'a> {
+    /// Of all rows.
+    pub(crate) fn whole(matrix: &'a Matrix, out: &'a mut [f32]) -> Self {
+        Self { matrix, rows: 0..matrix.shape()[0], out }
     }
 }
 
 /// Blocks cut into runs of `each`, the last one shorter.
 #[derive(Clone, Copy)]
 struct Runs {
-    blocks: usize,
+    first: usize,
+    last: usize,
     each: usize,
 }
 
 impl Runs {
     fn count(self) -> usize {
-        self.blocks.div_ceil(self.each)
+        (self.last - self.first).div_ceil(self.each)
     }
 
     fn get(self, index: usize) -> Range<usize> {
-        index * self.each..((index + 1) * self.each).min(self.blocks)
+        let start = self.first + index * self.each;
+        start..(start + self.each).min(self.last)
     }
 }
 
@@ -127,35 +158,34 @@ impl Runs {
 /// # Errors
 /// `Internal` when lengths do not say so, or a thread panicked.
 #[expect(unsafe_code, reason = "threads write different columns")]
-pub(crate) fn multiply(
-    kernels: &Kernels,
-    x: &[bf16],
-    products: &mut [(&Matrix, &mut [f32])],
-) -> Result<()> {
-    let Some((first, _)) = products.first() else { return Ok(()) };
-    let input = Input::new(x, first.shape()[1], kernels.set)?;
+pub(crate) fn multiply(kernels: &Kernels, x: &[bf16], products: &mut [Product<'_>]) -> Result<()> {
+    let Some(first) = products.first() else { return Ok(()) };
+    let input = Input::new(x, first.matrix.shape()[1], kernels.set)?;
     let tokens = input.tokens();
     let mut parts = Vec::new();
     let mut pieces = 0;
-    for (matrix, out) in products {
-        let [rows, columns] = matrix.shape();
+    for Product { matrix, rows, out } in products {
+        let [all, columns] = matrix.shape();
         check_len("columns", columns, input.columns)?;
-        check_len("products", out.len(), tokens * rows)?;
-        let runs = matrix.runs(kernels.pool.threads());
-        parts.push((pieces, runs, *matrix, Shared::new(out)));
-        pieces += runs.count();
+        check_len("products", out.len(), tokens * rows.len())?;
+        check_len("rows", rows.end.min(all), rows.end)?;
+        let runs = matrix.runs(rows, kernels.pool.threads());
+        parts.push((pieces, runs, *matrix, rows.clone(), Shared::new(out)));
+        pieces += runs.count() * input.stretches();
     }
     kernels.pool.run(pieces, &|piece| {
-        let Some((first, runs, matrix, out)) = parts.iter().rfind(|part| part.0 <= piece) else {
+        let Some((first, runs, matrix, rows, out)) = parts.iter().rfind(|part| part.0 <= piece)
+        else {
             return;
         };
-        let [rows, _] = matrix.shape();
-        let blocks = runs.get(piece - first);
-        each_tile(matrix, kernels.set, blocks, &input, |token, row, sums| {
-            let count = ROWS.min(rows - row);
-            let at = token * rows + row;
+        let (blocks, tokens) = input.piece(*runs, piece - first);
+        each_tile(matrix, kernels.set, blocks, (&input, tokens), |token, row, sums| {
+            // The first and the last block may have rows that are not wanted.
+            let wanted = row.max(rows.start)..(row + ROWS).min(rows.end);
+            let at = token * rows.len() + wanted.start - rows.start;
             // SAFETY: no other piece has these rows.
-            unsafe { out.part(at..at + count) }.copy_from_slice(&sums[..count]);
+            let out = unsafe { out.part(at..at + wanted.len()) };
+            put(&sums[wanted.start - row..wanted.end - row], out);
         });
     })
 }
@@ -176,24 +206,28 @@ pub(crate) fn gated(
     check_len("rows of the second matrix", up.shape()[0], rows)?;
     check_len("columns of the second matrix", up.shape()[1], columns)?;
     check_len("products", out.len(), input.tokens() * rows)?;
-    let runs = gate.runs(kernels.pool.threads());
+    let runs = gate.runs(&(0..rows), kernels.pool.threads());
     let out = Shared::new(out);
-    kernels.pool.run(runs.count(), &|piece| {
-        let blocks = runs.get(piece);
+    kernels.pool.run(runs.count() * input.stretches(), &|piece| {
+        let (blocks, tokens) = input.piece(runs, piece);
         let mut gates = vec![[0.0; ROWS]; blocks.len() * TOKENS];
         let mut ups = gates.clone();
-        for (tokens, count) in tiles(input.tokens()) {
+        let mut both = vec![[bf16::ZERO; ROWS]; gates.len()];
+        for (tokens, count) in tiles(tokens) {
             let used = blocks.len() * count;
-            gate.sums(kernels.set, blocks.clone(), (&input, tokens.clone()), &mut gates[..used]);
-            up.sums(kernels.set, blocks.clone(), (&input, tokens.clone()), &mut ups[..used]);
-            for (index, (gate, up)) in gates[..used].iter().zip(&ups[..used]).enumerate() {
-                let (row, token) =
-                    ((blocks.start + index / count) * ROWS, tokens.start + index % count);
-                let width = ROWS.min(rows - row);
-                let at = token * rows + row;
-                // SAFETY: no other piece has these rows.
-                let out = unsafe { out.part(at..at + width) };
-                gelu_times(kernels.set, &gate[..width], &up[..width], out);
+            let (gates, ups, both) = (&mut gates[..used], &mut ups[..used], &mut both[..used]);
+            gate.sums(kernels.set, blocks.clone(), (&input, tokens.clone()), gates);
+            up.sums(kernels.set, blocks.clone(), (&input, tokens.clone()), ups);
+            // Of the whole tile: a call for each block would take as long as what it does.
+            let flat = (gates.as_flattened(), ups.as_flattened(), both.as_flattened_mut());
+            gelu_times(kernels.set, flat.0, flat.1, flat.2);
+            for (block, both) in blocks.clone().zip(both.chunks_exact(count)) {
+                for (token, both) in tokens.clone().zip(both) {
+                    let at = token * rows + block * ROWS;
+                    let width = ROWS.min(rows - block * ROWS);
+                    // SAFETY: no other piece has these rows.
+                    put(&both[..width], unsafe { out.part(at..at + width) });
+                }
             }
         }
     })
@@ -214,11 +248,11 @@ pub(crate) fn best(
     let [rows, columns] = matrix.shape();
     let input = Input::new(x, columns, kernels.set)?;
     check_len("tokens", input.tokens(), 1)?;
-    let runs = matrix.runs(kernels.pool.threads());
+    let runs = matrix.runs(&(0..rows), kernels.pool.threads());
     let found = Mutex::new(Vec::new());
     kernels.pool.run(runs.count(), &|piece| {
         let mut own: Vec<(usize, f32)> = Vec::with_capacity(count + 1);
-        each_tile(matrix, kernels.set, runs.get(piece), &input, |_, row, sums| {
+        each_tile(matrix, kernels.set, runs.get(piece), (&input, 0..1), |_, row, sums| {
             for (row, &value) in (row..rows).zip(sums) {
                 // Rows come in order, so that an equal one stands behind.
                 let beaten = own.len() == count && own.last().is_none_or(|last| value <= last.1);
@@ -239,24 +273,32 @@ pub(crate) fn best(
     Ok(found)
 }
 
+/// Copies a block's values; those of a whole one without a call.
+fn put<T: Copy>(values: &[T], out: &mut [T]) {
+    match (values.first_chunk::<ROWS>(), out.first_chunk_mut::<ROWS>()) {
+        (Some(values), Some(out)) => *out = *values,
+        _ => out.copy_from_slice(values),
+    }
+}
+
 /// The tiles of `tokens` tokens, and how many each has.
-fn tiles(tokens: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
-    (0..tokens).step_by(TOKENS).map(move |start| {
-        let end = (start + TOKENS).min(tokens);
+fn tiles(tokens: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+    tokens.clone().step_by(TOKENS).map(move |start| {
+        let end = (start + TOKENS).min(tokens.end);
         (start..end, end - start)
     })
 }
 
-/// Calls `take(token, first_row, sums)` for every token and every block of `blocks`.
+/// Calls `take(token, first_row, sums)` for each of `tokens` and every block of `blocks`.
 fn each_tile(
     matrix: &Matrix,
     set: InstructionSet,
     blocks: Range<usize>,
-    input: &Input<'_>,
+    (input, tokens): (&Input<'_>, Range<usize>),
     mut take: impl FnMut(usize, usize, &Sums),
 ) {
-    let mut sums = vec![[0.0; ROWS]; blocks.len() * TOKENS.min(input.tokens())];
-    for (tokens, count) in tiles(input.tokens()) {
+    let mut sums = vec![[0.0; ROWS]; blocks.len() * TOKENS.min(tokens.len())];
+    for (tokens, count) in tiles(tokens) {
         let sums = &mut sums[..blocks.len() * count];
         matrix.sums(set, blocks.clone(), (input, tokens.clone()), sums);
         for (block, sums) in blocks.clone().zip(sums.chunks_exact(count)) {
@@ -352,7 +394,7 @@ mod tests {
                 for set in InstructionSet::available() {
                     let kernels = Kernels::new(threads, Some(set)).unwrap();
                     let mut out = vec![f32::NAN; count * rows];
-                    multiply(&kernels, &x, &mut [(&matrix, &mut out)]).unwrap();
+                    multiply(&kernels, &x, &mut [Product::whole(&matrix, &mut out)]).unwrap();
                     for (found, (wanted, size)) in out.iter().zip(&wanted) {
                         prop_assert!((f64::from(*found) - wanted).abs() <= size * 2e-6, "{set:?}");
                     }
@@ -370,13 +412,36 @@ mod tests {
                 let run = |x: &[bf16], threads| {
                     let kernels = Kernels::new(threads, Some(set)).unwrap();
                     let mut out = vec![0.0; x.len() / 128 * rows];
-                    multiply(&kernels, x, &mut [(&matrix, &mut out)]).unwrap();
+                    multiply(&kernels, x, &mut [Product::whole(&matrix, &mut out)]).unwrap();
                     out
                 };
                 let together = run(&x, 3);
                 for (token, x) in x.chunks(128).enumerate() {
                     assert_eq!(run(x, 1), together[token * rows..][..rows], "{set:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn some_rows_of_a_product_are_those_of_the_whole() {
+        let x = tokens(3, 64, 4);
+        for set in InstructionSet::available() {
+            let kernels = Kernels::new(2, Some(set)).unwrap();
+            for (matrix, _) in matrices([70, 64]) {
+                let mut whole = vec![0.0; 3 * 70];
+                multiply(&kernels, &x, &mut [Product::whole(&matrix, &mut whole)]).unwrap();
+                for rows in [0..70, 16..48, 5..7, 30..70, 64..70, 9..9] {
+                    let mut out = vec![f32::NAN; 3 * rows.len()];
+                    let product = Product { matrix: &matrix, rows: rows.clone(), out: &mut out };
+                    multiply(&kernels, &x, &mut [product]).unwrap();
+                    let wanted: Vec<_> =
+                        whole.chunks(70).flat_map(|token| token[rows.clone()].to_vec()).collect();
+                    assert_eq!(out, wanted, "{set:?} {rows:?}");
+                }
+                let mut out = vec![0.0; 3 * 10];
+                let beyond = Product { matrix: &matrix, rows: 65..75, out: &mut out };
+                assert!(multiply(&kernels, &x, &mut [beyond]).is_err());
             }
         }
     }
@@ -391,11 +456,16 @@ mod tests {
                 let (up, _) = matrices([rows, 64]).swap_remove(0);
                 let alone = |matrix: &Matrix| {
                     let mut out = vec![0.0; count * rows];
-                    multiply(&kernels, &x, &mut [(matrix, &mut out)]).unwrap();
+                    multiply(&kernels, &x, &mut [Product::whole(matrix, &mut out)]).unwrap();
                     out
                 };
                 let (mut one, mut two) = (vec![0.0; count * rows], vec![0.0; count * rows]);
-                multiply(&kernels, &x, &mut [(&gate, &mut one), (&up, &mut two)]).unwrap();
+                multiply(
+                    &kernels,
+                    &x,
+                    &mut [Product::whole(&gate, &mut one), Product::whole(&up, &mut two)],
+                )
+                .unwrap();
                 assert_eq!((&one, &two), (&alone(&gate), &alone(&up)));
                 let (mut wanted, mut found) =
                     (vec![bf16::NAN; count * rows], vec![bf16::NAN; count * rows]);
@@ -418,7 +488,7 @@ mod tests {
             let rows = if cfg!(miri) { 100 } else { 3000 };
             for (matrix, _) in matrices([rows, 64]) {
                 let mut logits = vec![0.0; rows];
-                multiply(&kernels, &x, &mut [(&matrix, &mut logits)]).unwrap();
+                multiply(&kernels, &x, &mut [Product::whole(&matrix, &mut logits)]).unwrap();
                 let is_allowed = |row: usize| row % 7 != 3;
                 let mut wanted: Vec<_> =
                     logits.into_iter().enumerate().filter(|(row, _)| is_allowed(*row)).collect();
@@ -439,7 +509,7 @@ mod tests {
         for (matrix, _) in matrices([16, 64]) {
             let (x, mut out) = (vec![bf16::ONE; 65], vec![0.0; 16]);
             let mut run = |x: &[bf16], width: usize| {
-                multiply(&kernels, x, &mut [(&matrix, &mut out[..width])]).is_ok()
+                multiply(&kernels, x, &mut [Product::whole(&matrix, &mut out[..width])]).is_ok()
             };
             assert!(!run(&x, 16) && !run(&x[..64], 15) && !run(&[], 16));
             assert!(run(&x[..64], 16) && run(&[], 0));

@@ -24,7 +24,7 @@ mod w4_avx512;
 
 pub(crate) use attention::{KeyValues, attend};
 pub(crate) use bf16::{Bf16Matrix, Values};
-pub(crate) use matrix::{Matrix, best, gated, multiply};
+pub(crate) use matrix::{Matrix, Product, best, gated, multiply};
 pub(crate) use memory::Huge;
 pub(crate) use pool::Pool;
 pub(crate) use rows::each_row;

@@ -132,7 +132,6 @@ for_each_set! {
     fn pack(words: &[u8], factors: &[bf16], rows: usize, records: &mut [Record]) = pack_inner
 }
 
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
 fn pack_inner<const FUSED: bool>(
     words: &[u8],

@@ -67,6 +67,10 @@ unsafe fn all<const R: usize, const T: usize>(
 
 /// # Safety
 /// As for [`all`], with `R` blocks of `count` records.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "arrays that iterators borrow would leave registers"
+)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn tile<const R: usize, const T: usize>(
     records: &[Record],
@@ -114,19 +118,21 @@ unsafe fn tile<const R: usize, const T: usize>(
                         let place = token * count * COLUMNS + column + 2 * pair;
                         // SAFETY: the token has `count * COLUMNS` values.
                         let x = unsafe { pair_at(x, place) };
-                        for (chains, weights) in chains.iter_mut().zip(weights) {
-                            chains[token] = _mm512_dpbf16_ps(chains[token], weights, x);
+                        for block in 0..R {
+                            let chain = chains[block][token];
+                            chains[block][token] = _mm512_dpbf16_ps(chain, weights[block], x);
                         }
                     }
                 }
             }
-            for (block, chains) in chains.iter().enumerate() {
+            for block in 0..R {
                 // SAFETY: as above.
                 let record = unsafe { at(records, block * count + index) };
                 let factors = factors_of(&record.factors, group);
-                for (token, chain) in chains.iter().enumerate() {
+                for token in 0..T {
+                    let chain = chains[block][token];
                     // SAFETY: there are `R * T` sums. They stay in memory, for there are more than registers.
-                    unsafe { add_product(sums, block * T + token, *chain, factors) };
+                    unsafe { add_product(sums, block * T + token, chain, factors) };
                 }
             }
         }

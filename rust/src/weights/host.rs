@@ -1,6 +1,6 @@
 //! Weights as plain values in memory or in their file, for fast mode's kernels.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use half::bf16;
 
@@ -20,11 +20,11 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    /// Writes row `index` to `out`.
-    pub(crate) fn read(&self, index: usize, out: &mut [bf16]) {
+    /// Writes some columns of row `index` to `out`.
+    pub(crate) fn read(&self, index: usize, columns: Range<usize>, out: &mut [bf16]) {
         match self {
-            Self::Dense(matrix) => out.copy_from_slice(matrix.row(index)),
-            Self::Packed(table) => table.read(index, out),
+            Self::Dense(matrix) => out.copy_from_slice(&matrix.row(index)[columns]),
+            Self::Packed(table) => table.read(index, columns, out),
         }
     }
 }

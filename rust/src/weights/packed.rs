@@ -6,6 +6,7 @@
 
 use std::{
     borrow::Cow,
+    ops::Range,
     sync::{Arc, Mutex},
 };
 
@@ -54,15 +55,24 @@ impl PackedTable {
         self.words.bytes().len() + self.scale.bytes().len()
     }
 
-    /// Unpacks row `index` to `out`.
-    pub(super) fn read(&self, index: usize, out: &mut [bf16]) {
+    /// Unpacks some columns of row `index` to `out`.
+    pub(super) fn read(&self, index: usize, columns: Range<usize>, out: &mut [bf16]) {
         let numbers = Numbers {
             words: self.words.bytes(),
             zero_points: self.zero_points.as_ref().map(Region::bytes),
             scale: self.scale.bytes(),
             scale_dtype: self.scale_dtype,
         };
-        self.layout.row(numbers, index, self.product, out);
+        let row = (index, self.product);
+        let size = self.layout.group_size();
+        let encode = |q: i32, factor| bf16::from_f32(round(q as f32 * factor, self.product));
+        if columns.start.is_multiple_of(size) && columns.end.is_multiple_of(size) {
+            self.layout.fill(numbers, row, columns.start / size, encode, out);
+        } else {
+            let mut whole = vec![bf16::ZERO; self.layout.columns];
+            self.layout.fill(numbers, row, 0, encode, &mut whole);
+            out.copy_from_slice(&whole[columns]);
+        }
     }
 }
 
@@ -344,39 +354,34 @@ impl Layout {
                 match to {
                     DType::Bf16 => {
                         let encode = |q, f| bf16::from_f32(value(q, f)).to_ne_bytes();
-                        self.fill(numbers, (row, product), encode, out.as_chunks_mut().0);
+                        self.fill(numbers, (row, product), 0, encode, out.as_chunks_mut().0);
                     }
                     DType::F16 => {
                         let encode = |q, f| f16::from_f32(value(q, f)).to_ne_bytes();
-                        self.fill(numbers, (row, product), encode, out.as_chunks_mut().0);
+                        self.fill(numbers, (row, product), 0, encode, out.as_chunks_mut().0);
                     }
                     _ => {
                         let encode = |q, f| value(q, f).to_ne_bytes();
-                        self.fill(numbers, (row, product), encode, out.as_chunks_mut().0);
+                        self.fill(numbers, (row, product), 0, encode, out.as_chunks_mut().0);
                     }
                 }
             }
         })
     }
 
-    /// The values of one row.
-    fn row(&self, numbers: Numbers<'_>, row: usize, product: DType, out: &mut [bf16]) {
-        let encode = |q: i32, factor| bf16::from_f32(round(q as f32 * factor, product));
-        self.fill(numbers, (row, product), encode, out);
-    }
-
-    /// Writes `encode(integer, factor)` for every value of a row. A factor is rounded to the type that it multiplies in.
+    /// Writes `encode(integer, factor)` for the values of a row from group `first` on. A factor is rounded to the type that it multiplies in.
     fn fill<T: Copy>(
         &self,
         numbers: Numbers<'_>,
         (row, product): (usize, DType),
+        first: usize,
         encode: impl Fn(i32, f32) -> T,
         out: &mut [T],
     ) {
         let (size, row_bytes, [_, groups]) =
             (self.group_size(), 4 * self.packed()[1], self.scale());
         let words = &numbers.words[row * row_bytes..(row + 1) * row_bytes];
-        for (group, out) in out.chunks_exact_mut(size).enumerate() {
+        for (group, out) in (first..).zip(out.chunks_exact_mut(size)) {
             let factor = float(numbers.scale, row * groups + group, numbers.scale_dtype);
             let factor = round(factor, product);
             let zero = numbers.zero_points.map_or(0, |zeros| {

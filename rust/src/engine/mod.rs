@@ -3,62 +3,22 @@
 //! Token ids in, token ids out. Every call begins a sequence of its own, so nothing of an earlier call,
 //! finished, cancelled or failed, can be seen in a later one.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+mod load;
+
+use std::time::{Duration, Instant};
+
+pub(crate) use load::{Bind, Compile, Info, Options};
 
 use crate::{
-    aten::{DType, InferenceMode, MappedFile, Tensor, num_threads},
-    compiled::{Compiled, Counts, Programs},
-    config::{Config, KeyValues, LayerType},
+    aten::{DType, InferenceMode, MappedFile, Tensor},
+    compiled::{Compiled, Counts},
     error::{Error, Result},
-    fast::{self, Fast, How, Parts},
-    kernels::InstructionSet,
-    step::{Shape, Step},
-    weights::{Form, Weights},
+    fast::{Fast, Parts},
+    step::Step,
 };
 
 /// The slot of the one sequence that is served at a time.
 const SLOT: usize = 0;
-
-/// Tokens of a prefill step on devices that compile: one pass of a TPU's 128-row matrix unit.
-const DEFAULT_CHUNK: usize = 128;
-
-/// What to load, and how.
-pub(crate) struct Options {
-    /// Folders; a tensor is taken from the first that has it.
-    pub(crate) checkpoint: Vec<PathBuf>,
-    /// A one-element tensor that names the device.
-    pub(crate) like: Tensor,
-    /// Positions the cache holds; at most the checkpoint's `max_position_embeddings` are used.
-    pub(crate) context: usize,
-    /// Element type to run in; `None` means the checkpoint's.
-    pub(crate) dtype: Option<DType>,
-    /// Tokens of a prefill step with static shapes; `None`: shapes follow the text (exact mode) on
-    /// devices that run eagerly, and chunks have a default size on those that compile.
-    pub(crate) chunk: Option<usize>,
-    /// What steps that run eagerly compute with.
-    pub(crate) form: Form,
-    /// Kernels of our own where there are some: for models in bfloat16 on a CPU. `None`: for quantized weights.
-    pub(crate) fast: Option<bool>,
-    /// The instructions that these use; `None`: the fastest of this machine.
-    pub(crate) instructions: Option<InstructionSet>,
-}
-
-/// How a device that compiles runs steps: recorded and compiled whole.
-pub(crate) struct Compile {
-    /// Sequences that a decode launch advances; with one row a TPU's matrix unit would be left out.
-    pub(crate) slots: usize,
-    /// Most tokens of one launch.
-    pub(crate) largest: usize,
-    /// Projections as int8.
-    pub(crate) int8: bool,
-}
-
-/// Takes the context that the cache has, parameters and state, and gives the programs that run on them.
-pub(crate) type Bind<'a> =
-    dyn FnMut(usize, Vec<Tensor>, Vec<Tensor>) -> Result<Box<dyn Programs>> + 'a;
 
 /// A prompt and how far to go on from it.
 pub(crate) struct Request<'a> {
@@ -107,26 +67,6 @@ pub(crate) struct Decoded {
     pub(crate) decode: Duration,
 }
 
-/// What is loaded.
-pub(crate) struct Info {
-    pub(crate) full_rings: usize,
-    pub(crate) sliding_rings: usize,
-    pub(crate) shared_layers: usize,
-    pub(crate) context: usize,
-    pub(crate) vocab_size: usize,
-    pub(crate) eos_token_ids: Vec<i64>,
-    pub(crate) dtype: DType,
-    pub(crate) device: String,
-    pub(crate) weight_bytes: u64,
-    pub(crate) cache_bytes: u64,
-    pub(crate) load: Duration,
-    pub(crate) static_shapes: bool,
-    pub(crate) weight_format: &'static str,
-    pub(crate) slots: usize,
-    /// Instructions of fast mode's kernels; `None` elsewhere.
-    pub(crate) instructions: Option<InstructionSet>,
-}
-
 /// How steps run.
 enum Runner {
     /// Each operation as it comes.
@@ -144,114 +84,6 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Loads a checkpoint; `on_layer(done, all)` is called after each layer and may end the load.
-    ///
-    /// # Errors
-    /// What the checkpoint or the options get wrong, each naming file, key, tensor or argument.
-    pub(crate) fn load(
-        options: &Options,
-        compile: Option<(Compile, &mut Bind<'_>)>,
-        on_layer: &mut dyn FnMut(usize, usize) -> Result<()>,
-    ) -> Result<Self> {
-        let begun = Instant::now();
-        let _inference = InferenceMode::enter()?;
-        check_range("context", options.context, 1..=MAX_CONTEXT)?;
-        if let Some(chunk) = options.chunk {
-            check_range("prefill_chunk", chunk, 2..=MAX_CONTEXT)?;
-        }
-        let config = Config::from_folders(&options.checkpoint)?;
-        let dtype = match options.dtype.or(config.dtype) {
-            Some(dtype) => dtype,
-            None => {
-                Weights::open(&options.checkpoint, options.like.alias()?, Form::EXACT)?.dtype()?
-            }
-        };
-        let like = options.like.to_dtype(dtype)?;
-        let context = options.context.min(config.max_position_embeddings);
-        let device = like.device()?;
-        let is_fast = options.fast.unwrap_or(!config.schemes.is_empty())
-            && device == "cpu"
-            && dtype == DType::Bf16
-            && compile.is_none();
-        if options.instructions.is_some() && !is_fast {
-            return Err(Error::Input(format!(
-                "expected instructions only for fast arithmetic in bfloat16 on cpu, found {} on \
-                 {device}",
-                dtype.name()
-            )));
-        }
-        let shape = match &compile {
-            None => {
-                let eager = ["cpu", "cuda"].iter().any(|eager| device.starts_with(eager));
-                let chunk = options.chunk.or((!eager).then_some(DEFAULT_CHUNK));
-                Shape { slots: 1, context, chunk }
-            }
-            Some((compile, _)) => {
-                Shape { slots: compile.slots, context, chunk: Some(compile.largest) }
-            }
-        };
-        let folders = &options.checkpoint;
-        let (runner, weight_bytes, cache_bytes, weight_format) = if is_fast {
-            let how = How {
-                context,
-                chunk: options.chunk.unwrap_or(fast::DEFAULT_CHUNK),
-                // As many as PyTorch's operations have.
-                threads: usize::try_from(num_threads()?).unwrap_or(1),
-                instructions: options.instructions,
-            };
-            let fast = Fast::load(&config, folders, how, &like, on_layer)?;
-            let (weights, cache) = (fast.weight_bytes(), fast.cache_bytes());
-            let format = if fast.four_bits() { "int4" } else { dtype.name() };
-            (Runner::Fast(Box::new(fast)), weights, cache, format)
-        } else {
-            let form = match &compile {
-                None => options.form,
-                Some((compile, _)) => Form::compiled(compile.int8),
-            };
-            let mut step = Step::load(&config, folders, (shape, form), &like, on_layer)?;
-            let (weights, cache) = (step.weight_bytes(), step.cache_bytes());
-            let format = if form.int8 { DType::I8.name() } else { dtype.name() };
-            let runner = match compile {
-                None => Runner::Eager(Box::new(step)),
-                Some((compile, bind)) => {
-                    let (parameters, state) = step.tensors()?;
-                    // A launch may overwrite the state's memory, so nobody else may hold it.
-                    drop(step);
-                    let programs = bind(context, parameters, state)?;
-                    Runner::Compiled(Compiled::new(programs, compile.slots, like.alias()?))
-                }
-            };
-            (runner, weights, cache, format)
-        };
-        let owners = |layer_type: LayerType| {
-            let owns = |l: &&crate::config::LayerPlan| {
-                l.layer_type == layer_type && matches!(l.key_values, KeyValues::Own { .. })
-            };
-            config.layers.iter().filter(owns).count()
-        };
-        let info = Info {
-            full_rings: owners(LayerType::Full),
-            sliding_rings: owners(LayerType::Sliding),
-            shared_layers: config.layers.len() - config.first_shared_layer(),
-            context,
-            vocab_size: config.vocab_size,
-            eos_token_ids: config.eos_token_ids,
-            dtype,
-            device,
-            weight_bytes,
-            cache_bytes,
-            load: begun.elapsed(),
-            static_shapes: shape.chunk.is_some() && !is_fast,
-            weight_format,
-            slots: shape.slots,
-            instructions: match &runner {
-                Runner::Fast(fast) => Some(fast.instructions()),
-                _ => None,
-            },
-        };
-        Ok(Self { runner, info })
-    }
-
     /// Launches of compiled programs so far; `None` where steps run eagerly.
     pub(crate) fn counts(&self) -> Option<Counts> {
         match &self.runner {
@@ -273,7 +105,8 @@ impl Engine {
         &self.info
     }
 
-    /// Answers `request` greedily. `on_tokens` gets each batch of new ids; false ends the answer.
+    /// Answers `request` greedily. `on_tokens` gets each batch of new ids, and none between two chunks of a prompt; false ends the
+    /// answer.
     ///
     /// # Errors
     /// `Input`, `ContextFull` for a request that cannot be; `Aten` when the device fails. The next call
@@ -289,7 +122,12 @@ impl Engine {
         let _inference = InferenceMode::enter()?;
 
         let begun = Instant::now();
-        let mut batch = vec![self.prefill(request.ids)?];
+        let Some(id) = self.prefill(request.ids, &mut || on_tokens(&[]))? else {
+            let (prefill, decode) = (begun.elapsed(), Duration::ZERO);
+            let finish = Finish::Cancelled;
+            return Ok(Decoded { ids: Vec::new(), finish, stop_id: None, prefill, decode });
+        };
+        let mut batch = vec![id];
         let first = Instant::now();
 
         // The prompt's last token gives the first new one, so a full cache still gives one.
@@ -333,19 +171,19 @@ impl Engine {
         })
     }
 
-    /// Reads a prompt; the id that follows it.
-    fn prefill(&mut self, ids: &[i64]) -> Result<i64> {
+    /// Reads a prompt; the id that follows it, or `None` when `go_on` said no on the way.
+    fn prefill(&mut self, ids: &[i64], go_on: &mut dyn FnMut() -> bool) -> Result<Option<i64>> {
         match &mut self.runner {
             Runner::Eager(step) => {
                 let logits = step.run(SLOT, ids, 0, false)?;
-                one(&step.choose(&logits)?)
+                one(&step.choose(&logits)?).map(Some)
             }
             Runner::Fast(fast) => {
-                let next = fast.next(ids, 0);
+                let next = fast.next(ids, 0, go_on);
                 fast.forget_parts();
                 next
             }
-            Runner::Compiled(compiled) => compiled.prefill(SLOT, ids),
+            Runner::Compiled(compiled) => compiled.prefill(SLOT, ids).map(Some),
         }
     }
 
@@ -356,7 +194,9 @@ impl Engine {
                 let logits = step.run(SLOT, &[id], position, false)?;
                 Ok(vec![one(&step.choose(&logits)?)?])
             }
-            Runner::Fast(fast) => Ok(vec![fast.next(&[id], position)?]),
+            Runner::Fast(fast) => {
+                Ok(fast.next(&[id], position, &mut || true)?.into_iter().collect())
+            }
             Runner::Compiled(compiled) => compiled.decode(SLOT, (id, position), most),
         }
     }
@@ -436,9 +276,6 @@ fn one(chosen: &Tensor) -> Result<i64> {
     let values = chosen.read_i64()?;
     values.first().copied().ok_or_else(|| Error::Internal("no logits to choose from".into()))
 }
-
-/// Longest context that is asked of a device; twice the largest published `max_position_embeddings`.
-const MAX_CONTEXT: usize = 1 << 19;
 
 fn check_range(name: &str, value: usize, range: std::ops::RangeInclusive<usize>) -> Result<()> {
     if range.contains(&value) {
