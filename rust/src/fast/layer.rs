@@ -56,6 +56,30 @@ struct PerLayerGate {
     post_per_layer_input_norm: Vec<f32>,
 }
 
+/// What a layer computes on the way; each part writes all that the next one reads, and the next layer begins anew. Kept from layer to
+/// layer and step to step, since new memory costs as much as a norm over it.
+#[derive(Default)]
+pub(super) struct Buffers {
+    q_raw: Vec<f32>,
+    k_raw: Vec<f32>,
+    v_raw: Vec<f32>,
+    q: Vec<bf16>,
+    k: Vec<bf16>,
+    v: Vec<bf16>,
+    attended: Vec<bf16>,
+    added: Vec<f32>,
+    inner: Vec<bf16>,
+    gates: Vec<f32>,
+}
+
+/// The first `len` values of `buffer`, which only grows.
+fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
+}
+
 /// Positions of the tokens that go through a layer together.
 pub(super) struct Step {
     pub(super) start: usize,
@@ -153,7 +177,7 @@ impl Layer {
         (kernels, parts): (&Kernels, &mut Parts),
         (h, x): (&mut [f32], &mut [bf16]),
         (per_layer_inputs, first): (&[f32], usize),
-        (step, cache): (&Step, &mut [Vec<KeyValues>]),
+        (step, cache, buffers): (&Step, &mut [Vec<KeyValues>], &mut Buffers),
         next_norm: &[f32],
     ) -> Result<()> {
         let (set, eps, tokens) = (kernels.set, self.eps, step.tokens);
@@ -166,24 +190,24 @@ impl Layer {
                 norm(set, h, Some(next), eps, x);
             })
         };
-        let mut added = vec![0.0; tokens * width];
-
-        let attended = self.attend((kernels, parts), x, step, cache)?;
-        multiply(kernels, &attended, &mut [Product::whole(&self.o_proj, &mut added)])?;
+        self.attend((kernels, parts), x, step, cache, buffers)?;
+        let added = room(&mut buffers.added, tokens * width);
+        let attended = &buffers.attended[..tokens * self.heads * self.head_dim];
+        multiply(kernels, attended, &mut [Product::whole(&self.o_proj, added)])?;
         parts.end("o_proj", self.o_proj.bytes());
         let weight = &self.post_attention_layernorm;
-        add(&added, weight, 1.0, &self.pre_feedforward_layernorm, x)?;
+        add(added, weight, 1.0, &self.pre_feedforward_layernorm, x)?;
         parts.end("norms", 0);
 
-        let mut inner = vec![bf16::ZERO; tokens * self.gate_proj.shape()[0]];
-        gated(kernels, x, (&self.gate_proj, &self.up_proj), &mut inner)?;
+        let inner = room(&mut buffers.inner, tokens * self.gate_proj.shape()[0]);
+        gated(kernels, x, (&self.gate_proj, &self.up_proj), inner)?;
         parts.end("gate_up", self.gate_proj.bytes() + self.up_proj.bytes());
-        multiply(kernels, &inner, &mut [Product::whole(&self.down_proj, &mut added)])?;
+        multiply(kernels, inner, &mut [Product::whole(&self.down_proj, added)])?;
         parts.end("down_proj", self.down_proj.bytes());
 
         let weight = &self.post_feedforward_layernorm;
         let Some(gate) = &self.per_layer else {
-            add(&added, weight, self.layer_scalar, next_norm, x)?;
+            add(added, weight, self.layer_scalar, next_norm, x)?;
             parts.end("norms", 0);
             return Ok(());
         };
@@ -197,9 +221,9 @@ impl Layer {
         })?;
         parts.end("norms", 0);
         let [p, _] = gate.per_layer_input_gate.shape();
-        let mut gates = vec![0.0; tokens * p];
-        multiply(kernels, x, &mut [Product::whole(&gate.per_layer_input_gate, &mut gates)])?;
-        let mut inner = vec![bf16::ZERO; tokens * p];
+        let gates = room(&mut buffers.gates, tokens * p);
+        multiply(kernels, x, &mut [Product::whole(&gate.per_layer_input_gate, gates)])?;
+        let inner = room(&mut buffers.inner, tokens * p);
         let all = per_layer_inputs.len() / tokens;
         let own = (self.layer_idx - first) * p..(self.layer_idx - first + 1) * p;
         for ((inner, gates), inputs) in inner
@@ -209,7 +233,7 @@ impl Layer {
         {
             gelu_times(set, gates, &inputs[own.clone()], inner);
         }
-        multiply(kernels, &inner, &mut [Product::whole(&gate.per_layer_projection, &mut added)])?;
+        multiply(kernels, inner, &mut [Product::whole(&gate.per_layer_projection, added)])?;
         parts.end(
             "per_layer",
             gate.per_layer_input_gate.bytes() + gate.per_layer_projection.bytes(),
@@ -223,31 +247,33 @@ impl Layer {
         Ok(())
     }
 
-    /// What the heads attend to, `[tokens, heads · head_dim]`; writes this layer's keys and values to `cache`.
+    /// Fills `buffers.attended` with what the heads attend to, `[tokens, heads · head_dim]`, and writes this layer's keys and values
+    /// to `cache`.
     fn attend(
         &self,
         (kernels, parts): (&Kernels, &mut Parts),
         x: &[bf16],
         step: &Step,
         cache: &mut [Vec<KeyValues>],
-    ) -> Result<Vec<bf16>> {
+        buffers: &mut Buffers,
+    ) -> Result<()> {
         let (set, tokens, dim) = (kernels.set, step.tokens, self.head_dim);
         let q_width = self.heads * dim;
-        let mut q_raw = vec![0.0; tokens * q_width];
-        let (mut k_raw, mut v_raw) = (Vec::new(), Vec::new());
-        let mut products = vec![Product::whole(&self.q_proj, &mut q_raw)];
+        let kv_width = self.own.as_ref().map_or(0, |own| own.k_proj.shape()[0]);
+        let q_raw = room(&mut buffers.q_raw, tokens * q_width);
+        let k_raw = room(&mut buffers.k_raw, tokens * kv_width);
+        let v_raw = room(&mut buffers.v_raw, tokens * kv_width);
+        let mut products = vec![Product::whole(&self.q_proj, q_raw)];
         if let Some(own) = &self.own {
-            let kv_width = own.k_proj.shape()[0];
-            k_raw = vec![0.0; tokens * kv_width];
-            products.push(Product::whole(&own.k_proj, &mut k_raw));
+            products.push(Product::whole(&own.k_proj, k_raw));
             if let Some(v_proj) = &own.v_proj {
-                v_raw = vec![0.0; tokens * kv_width];
-                products.push(Product::whole(v_proj, &mut v_raw));
+                products.push(Product::whole(v_proj, v_raw));
             }
         }
         let bytes = products.iter().map(|product| product.matrix.bytes()).sum();
         multiply(kernels, x, &mut products)?;
         parts.end("qkv", bytes);
+        let (q_raw, k_raw, v_raw) = (&buffers.q_raw, &buffers.k_raw, &buffers.v_raw);
 
         let Some(rotation) = &step.rotations[self.layer_type.index()] else {
             return Err(crate::error::Error::Internal(format!(
@@ -260,15 +286,15 @@ impl Layer {
                 norm_and_rotate(set, raw, weight, self.eps, rotation.of(token), out);
             }
         };
-        let mut q = vec![bf16::ZERO; tokens * q_width];
-        each_row(kernels, tokens, (&mut q, q_width), (&mut [(); 0], 0), &|token, q, _| {
+        let q = room(&mut buffers.q, tokens * q_width);
+        each_row(kernels, tokens, (&mut *q, q_width), (&mut [(); 0], 0), &|token, q, _| {
             rotate(token, &q_raw[token * q_width..(token + 1) * q_width], &self.q_norm, q);
         })?;
         if let Some(own) = &self.own {
-            let kv_width = own.k_proj.shape()[0];
-            let values = if own.v_proj.is_some() { &v_raw } else { &k_raw };
-            let (mut k, mut v) = (vec![bf16::ZERO; k_raw.len()], vec![bf16::ZERO; k_raw.len()]);
-            each_row(kernels, tokens, (&mut k, kv_width), (&mut v, kv_width), &|token, k, v| {
+            let values = if own.v_proj.is_some() { v_raw } else { k_raw };
+            let k = room(&mut buffers.k, tokens * kv_width);
+            let v = room(&mut buffers.v, tokens * kv_width);
+            each_row(kernels, tokens, (&mut *k, kv_width), (&mut *v, kv_width), &|token, k, v| {
                 let range = token * kv_width..(token + 1) * kv_width;
                 rotate(token, &k_raw[range.clone()], &own.k_norm, k);
                 for (raw, v) in values[range].chunks_exact(dim).zip(v.chunks_exact_mut(dim)) {
@@ -284,10 +310,10 @@ impl Layer {
             }
         }
         parts.end("rotation", 0);
-        let mut attended = vec![bf16::ZERO; tokens * q_width];
+        let attended = room(&mut buffers.attended, tokens * q_width);
         let where_to = (step.start, self.window);
-        attend(kernels, &q, self.heads, &cache[self.producer], where_to, &mut attended)?;
+        attend(kernels, q, self.heads, &cache[self.producer], where_to, attended)?;
         parts.end("attention", 0);
-        Ok(attended)
+        Ok(())
     }
 }

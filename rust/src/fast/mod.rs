@@ -12,7 +12,7 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use half::bf16;
 
-use layer::{Layer, Step};
+use layer::{Buffers, Layer, Step};
 pub(crate) use parts::Parts;
 use rope::RotaryEmbedding;
 
@@ -60,6 +60,7 @@ pub(crate) struct Fast {
     chunk: usize,
     /// By layer; empty where another layer's are read. One for each key and value head.
     cache: Vec<Vec<KeyValues>>,
+    buffers: Buffers,
     weight_bytes: u64,
     four_bits: bool,
     parts: Parts,
@@ -155,6 +156,7 @@ impl Fast {
             chunk,
             weight_bytes: weights.bytes(),
             four_bits: weights.four_bits(),
+            buffers: Buffers::default(),
             parts: Parts::default(),
         })
     }
@@ -307,7 +309,8 @@ impl Fast {
             let layer = &self.layers[layer_idx];
             let first = if layer_idx < first_shared { 0 } else { first_shared };
             let inputs = (&*per_layer, first);
-            layer.forward(how, (&mut h, &mut x), inputs, (&step, &mut self.cache), next_norm)?;
+            let state = (&step, &mut *self.cache, &mut self.buffers);
+            layer.forward(how, (&mut h, &mut x), inputs, state, next_norm)?;
         }
         Ok(match keep {
             Keep::None => Vec::new(),
