@@ -28,6 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+EX_CONFIG = 78
+"""Settings are wrong (sysexits.h): starting again would change nothing, and systemd can be told so."""
+
 Models = Annotated[
     list[str] | None,
     typer.Argument(
@@ -132,6 +135,14 @@ def serve(
         str | None,
         typer.Option(envvar="TORCHTPU_API_KEY", help="Ask for this key.", show_default=False),
     ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TORCHTPU_API_KEY_FILE",
+            help="The same, in a file: systemd's credentials come as files.",
+            show_default=False,
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -178,7 +189,7 @@ def serve(
                 "slots": slots,
                 "compile_cache": compile_cache,
                 "max_queue": max_queue,
-                "api_key": api_key or None,
+                "api_key": api_key or _key_in(api_key_file),
                 "cors_origin": tuple(cors_origin or ()),
                 "drain_seconds": drain_seconds,
                 "ping_seconds": ping_seconds,
@@ -190,7 +201,8 @@ def serve(
         problem = error.errors(include_url=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
         where = problem["loc"]
-        _fail(f"--{str(where[0]).replace('_', '-')}: {message}" if where else message)
+        named = f"--{str(where[0]).replace('_', '-')}: {message}" if where else message
+        _fail(named, EX_CONFIG)
     console = Console(stderr=True)
     _set_up_logging(settings.log_level, console)
     try:
@@ -250,6 +262,23 @@ def render(
 
 
 @app.command()
+def smoke(
+    device: Annotated[str, typer.Option(envvar="TORCHTPU_DEVICE")] = "cpu",
+) -> None:
+    """Run one Rust operation on the device and check its result and where it is."""
+    from server.engine import smoke as run_smoke
+
+    try:
+        line = run_smoke(device)
+    except (RuntimeError, ImportError) as error:
+        _fail(f"expected {device} to compute, found: {error}")
+    typer.echo(line)
+    if f"matmul_sum 512.0 on {device}" not in line:
+        _fail(f"expected matmul_sum 512.0 on {device}")
+    typer.echo(f"{device.partition(':')[0].upper()} smoke OK")
+
+
+@app.command()
 def doctor(
     model: Models = None,
     device: Annotated[str, typer.Option(envvar="TORCHTPU_DEVICE")] = "cpu",
@@ -291,6 +320,18 @@ def _set_up_logging(level: str, console: Console) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-def _fail(message: str) -> NoReturn:
+def _key_in(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        key = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"--api-key-file: expected a file with a key, found {file}: {error}", EX_CONFIG)
+    if not key:
+        _fail(f"--api-key-file: expected a key in {file}, found an empty file", EX_CONFIG)
+    return key
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(code)

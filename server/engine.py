@@ -132,7 +132,11 @@ class Tpu:
     """Keeps compiled programs between runs."""
 
 
-ARITHMETIC = {None: "auto", True: "exact", False: "fast"}
+ARITHMETIC: dict[bool | None, Literal["auto", "exact", "fast"]] = {
+    None: "auto",
+    True: "exact",
+    False: "fast",
+}
 
 
 def load_engine(
@@ -192,6 +196,26 @@ def load_engine(
         on_load=on_load,
     )
     return engine
+
+
+def smoke(device: str) -> str:
+    """A Rust call on a tensor on `device`, in one line with its result: 512.
+
+    Raises:
+        RuntimeError: the device cannot be started.
+    """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    import torch
+
+    if device.partition(":")[0] == "tpu":
+        from tpu import device as tpu_device
+
+        tpu_device.start(simulate=False, mode="compiled")
+    import torchtpu_rs
+
+    found = torchtpu_rs.matmul_sum(torch.zeros(1, device=device))
+    version = torchtpu_rs.BUILD["crate"]
+    return f"torchtpu_rs {version} matmul_sum {found.item()} on {found.device}"
 
 
 def engine_build() -> dict[str, str]:

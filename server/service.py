@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from server.admission import Limits
 from server.errors import ApiError, clip, server_error, unavailable
 from server.metrics import Metrics
+from server.notify import Notifier
 from server.refusals import UnknownFields
 from server.worker import EngineWorker, Progress
 
@@ -44,6 +45,7 @@ class Service:
         settings: Settings,
         loader: ModelLoader,
         on_progress: Callable[[Progress], object] = lambda progress: None,
+        notifier: Notifier | None = None,
     ) -> None:
         self.settings = settings
         self.loader = loader
@@ -53,12 +55,15 @@ class Service:
         self.draining = False
         self.started = time.time()
         self._on_progress = on_progress
+        self.notifier = notifier or Notifier({})
         self._idle = asyncio.Event()
         self.worker = EngineWorker(
             loader,
             max_queue=settings.max_queue,
             read_every=settings.read_every or default_read_every(settings),
             on_progress=self._progressed,
+            on_alive=self.notifier.alive,
+            alive_every=self.notifier.alive_every,
         )
         self.metrics.watch(
             running=lambda: self.worker.running,
@@ -142,6 +147,7 @@ class Service:
     async def drain(self) -> None:
         """Refuse new requests, let running ones end, cut those that take too long. Returns when none is left."""
         self.draining = True
+        self.notifier.stopping()
         await self._wait_until_idle(self.settings.drain_seconds)
         for answer in list(self.active):
             answer.cut()
@@ -174,6 +180,7 @@ class Service:
                 self.loader.load_seconds,
                 self.loader.warmup_seconds,
             )
+        self.notifier.progress(progress)
         self._on_progress(progress)
 
     def health(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import uvicorn
 from server.app import create_app
 from server.loading import ModelLoader
 from server.loading_display import LoadingDisplay
+from server.notify import Notifier
 from server.service import Service
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def serve(settings: Settings, console: Console, loader: ModelLoader | None = Non
         elif progress.phase == "failed":
             server.load_failed()
 
-    service = Service(settings, loader or ModelLoader(settings), on_progress)
+    service = Service(settings, loader or ModelLoader(settings), on_progress, Notifier())
     server = DrainingServer(
         uvicorn.Config(
             create_app(service),

@@ -47,6 +47,7 @@ class QueueFullError(Exception):
 class EngineWorker(threading.Thread):
     """The one thread that builds, owns and drops the engine.
 
+    `on_alive` is called between steps and, with nothing to do, every `alive_every` seconds; a hung step keeps it silent.
     Jobs run in arrival order, one at a time. A job whose `cancelled` flag is set stops before its next step, and one
     that still waits is forgotten, so a client that left can hold the engine for one prefill at most.
     """
@@ -58,6 +59,8 @@ class EngineWorker(threading.Thread):
         max_queue: int,
         read_every: int = 1,
         on_progress: Callable[[Progress], object] = lambda progress: None,
+        on_alive: Callable[[], object] = lambda: None,
+        alive_every: float = 0.0,
     ) -> None:
         # A daemon: a step that hangs in native code must not keep the process from exiting.
         super().__init__(name=THREAD_NAME, daemon=True)
@@ -69,6 +72,8 @@ class EngineWorker(threading.Thread):
         self._load = load
         self._read_every = read_every
         self._on_progress = on_progress
+        self._on_alive = on_alive
+        self._idle_seconds = alive_every or None
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
@@ -142,7 +147,8 @@ class EngineWorker(threading.Thread):
     def _next(self) -> Job | None:
         with self._changed:
             while not self._waiting and not self._stopping:
-                self._changed.wait()
+                self._on_alive()
+                self._changed.wait(self._idle_seconds)
             if self._stopping:
                 return None
             self._running = self._waiting.popleft()
@@ -164,6 +170,7 @@ class EngineWorker(threading.Thread):
             return Finished("cancelled", None, 0.0, 0.0, time.monotonic())
 
         def on_tokens(token_ids: list[int]) -> bool:
+            self._on_alive()
             if token_ids:
                 self.positions += len(token_ids)
                 job.emit(Tokens(tuple(token_ids), time.monotonic()))

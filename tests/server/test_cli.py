@@ -115,16 +115,37 @@ def test_flags_win_over_the_environment(settings_of: Any) -> None:
 )
 def test_a_setting_out_of_range_is_named_in_one_line(arguments: list[str], flag: str) -> None:
     result = run("serve", *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 78
     assert result.stderr.startswith(f"error: {flag}: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_smoke_computes_on_the_device_and_says_where() -> None:
+    result = run("smoke")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("matmul_sum 512.0 on cpu\nCPU smoke OK\n")
+    refused = run("smoke", "--device", "nonsense")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error: expected nonsense to compute, found: ")
 
 
 @pytest.mark.parametrize("flag", ["--exact", "--fast"])
 def test_which_arithmetic_a_cpu_uses_is_refused_on_tpu(flag: str) -> None:
     result = run("serve", "--device", "tpu", flag)
-    assert result.exit_code == 1
+    assert result.exit_code == 78
     assert f"{flag} is for --device cpu, found --device tpu" in result.stderr
+
+
+def test_the_key_can_come_from_a_file(settings_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    key = settings_of("--api-key-file", str(file)).api_key
+    assert key.get_secret_value() == "secret"
+    file.write_text("\n")
+    for wrong in (file, tmp_path / "none", tmp_path):
+        result = run("serve", "--api-key-file", str(wrong))
+        assert result.exit_code == 78
+        assert result.stderr.startswith("error: --api-key-file: expected a ")
 
 
 def test_an_address_that_cannot_be_bound_is_one_line(
