@@ -8,7 +8,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 RUST := rust/Cargo.toml rust/Cargo.lock rust/build.rs $(wildcard rust/shim/* rust/src/*.rs rust/src/*/*.rs)
 CARGO_FLAGS := --manifest-path rust/Cargo.toml --release --locked
-SHELL_SCRIPTS := .ci/run
+SHELL_SCRIPTS := .ci/run rig/startup.sh
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help

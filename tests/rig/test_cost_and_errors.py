@@ -1,0 +1,81 @@
+"""Money is counted before it is spent, and what the service refuses is told with what to do."""
+
+from datetime import timedelta
+
+import pytest
+
+from rig.cost import CostError, check, cost
+from rig.errors import advice
+from rig.settings import Settings
+
+OURS = Settings(project_id="p")
+
+
+def test_a_run_costs_its_longest_hours_at_the_list_price() -> None:
+    found = cost(OURS)
+    assert found.at_most == pytest.approx(2.40)
+    assert str(found) == "at most USD 2.40: 4 h at USD 0.60 (list price of 2026-11)"
+    four = Settings(accelerator_type="v5litepod-4", max_run_duration=timedelta(hours=1))
+    assert cost(four).at_most == pytest.approx(2.40)
+
+
+def test_what_could_cost_more_than_the_cap_is_refused_with_both_numbers() -> None:
+    assert check(OURS, 2).at_most == pytest.approx(2.40)
+    with pytest.raises(CostError, match=r"at most USD 5.00 .*found 3 VMs, each at most USD 2.40"):
+        check(OURS, 3)
+    with pytest.raises(CostError, match=r"USD 14.40: 24 h"):
+        check(Settings(max_run_duration=timedelta(days=1)))
+
+
+def test_without_a_known_price_nothing_is_allowed() -> None:
+    with pytest.raises(CostError, match="none for v5litepod-1 spot in europe-west4"):
+        check(Settings(zone="europe-west4-b", provisioning_model="spot"))
+    with pytest.raises(CostError, match="none for v6e-1"):
+        check(Settings(accelerator_type="v6e-1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'FLEX_START provisioning model is not supported for accelerator type "v5litepod-1" in location "us-east1-c"',
+            "us-west4-a",
+        ),
+        (
+            "Quota limit 'TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0",
+            "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI of 0",
+        ),
+        ("There is no more capacity in the zone", "waits for one"),
+        ("Insufficient reserved capacity", "reservation"),
+        (
+            "Cloud TPU received a bad request. the accelerator v5litepod-1 was not found in zone us-east1-c",
+            "doctor",
+        ),
+        (
+            "PERMISSION_DENIED: Cloud TPU API has not been used in project 12 before",
+            "gcloud services enable",
+        ),
+        (
+            "PERMISSION_DENIED: The caller does not have permission iam.serviceAccounts.actAs",
+            "serviceAccountUser",
+        ),
+        ("PERMISSION_DENIED: The caller does not have permission", "roles/tpu.admin"),
+        ("Failed to perform tenant project creation", "new project"),
+        ("ALREADY_EXISTS: Resource 'projects/p/x' already exists", "gemma4-rust-qr exists already"),
+        ("update is not supported while in state PREEMPTED", "create it again"),
+        ("INTERNAL: Internal Error", "once more"),
+        (
+            "UNAUTHENTICATED: Request had invalid authentication credentials",
+            "application-default login",
+        ),
+    ],
+)
+def test_errors_that_users_have_met_are_told_with_what_to_do(text: str, says: str) -> None:
+    found = advice(text, OURS)
+    assert found is not None
+    assert says in str(found)
+    assert "{" not in str(found)
+
+
+def test_an_error_that_nobody_has_met_is_not_explained() -> None:
+    assert advice("the moon is full", OURS) is None
