@@ -7,7 +7,9 @@ mod load;
 
 use std::time::{Duration, Instant};
 
-pub(crate) use load::{Bind, Compile, Info, Options};
+pub(crate) use load::Info;
+#[cfg(feature = "python")]
+pub(crate) use load::{Bind, Compile, Options};
 
 use crate::{
     aten::{DType, InferenceMode, MappedFile, Tensor},
@@ -215,16 +217,14 @@ impl Engine {
             return Err(Error::ContextFull { tokens, context: self.info.context });
         }
         let _inference = InferenceMode::enter()?;
-        let mut run = |ids: &[i64], start: usize, all: bool| {
-            match &mut self.runner {
+        let mut run = |ids: &[i64], start: usize, all: bool| match &mut self.runner {
             Runner::Eager(step) => step.run(SLOT, ids, start, all)?.to_cpu(),
             Runner::Fast(fast) => host_tensor(&fast.logits(ids, start, all)?, self.info.vocab_size),
             Runner::Compiled(_) => Err(Error::Input(
-                "expected an engine whose steps run one by one, found compiled programs, which give \
+                "expected an engine whose steps run eagerly, found compiled programs, which give \
                  ids and no logits"
                     .into(),
             )),
-        }
         };
         let mut rows = vec![run(ids, 0, all)?];
         for (offset, &id) in forced.iter().enumerate() {
