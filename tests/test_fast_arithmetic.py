@@ -91,6 +91,11 @@ def test_a_text_has_the_same_bits_in_chunks_of_any_size_and_token_by_token(
     assert torch.equal(alone.logits(text, all=True), wanted)
 
 
+def test_a_table_that_is_the_head_too_counts_once(dense: Path) -> None:
+    fast, exact = engine(dense, arithmetic="fast").info(), engine(dense).info()
+    assert fast["weight_bytes"] == exact["weight_bytes"]
+
+
 def test_a_sequence_begins_anew_whatever_came_before_it(dense: Path) -> None:
     one = engine(dense, arithmetic="fast")
     wanted = one.decode(PROMPT, 30, stop=[]).ids

@@ -12,6 +12,11 @@ from models import EMBEDDED, EMBEDDED_W4A16
 
 InstructionSet = Literal["portable", "avx2", "avx512", "avx512_bf16"]
 """The slowest first."""
+BOTH_FORMS = pytest.mark.parametrize(
+    ("checkpoint", "weight_format"),
+    [(EMBEDDED, "bfloat16"), (EMBEDDED_W4A16, "int4")],
+    ids=["bf16", "w4a16"],
+)
 CHATS = 8
 BAR = 0.001
 """Nats of mean divergence. transformers' own noise here is 0.0003, and what is judged 0.0004 and 0.0005 (docs/log.md)."""
@@ -55,11 +60,7 @@ def test_compiled_arithmetic_in_bfloat16_is_about_as_far_from_exact_mode_as_tran
     assert found.margin[~found.agrees].max() < 0.5 < found.margin.median()
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "weight_format"),
-    [(EMBEDDED, "bfloat16"), (EMBEDDED_W4A16, "int4")],
-    ids=["bf16", "w4a16"],
-)
+@BOTH_FORMS
 def test_fast_arithmetic_is_nearer_to_float32_than_transformers_own_in_bfloat16(
     checkpoint: Path, weight_format: str, texts: list[list[int]]
 ) -> None:
@@ -77,11 +78,7 @@ def test_fast_arithmetic_is_nearer_to_float32_than_transformers_own_in_bfloat16(
     assert found.margin[~found.agrees].max() < 0.25 < found.margin.median()
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "weight_format"),
-    [(EMBEDDED, "bfloat16"), (EMBEDDED_W4A16, "int4")],
-    ids=["bf16", "w4a16"],
-)
+@BOTH_FORMS
 def test_fast_arithmetic_on_every_instruction_set_changes_about_as_much_as_transformers_own_noise(
     checkpoint: Path, weight_format: str, texts: list[list[int]]
 ) -> None:

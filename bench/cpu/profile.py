@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 import torchtpu_rs
-from bench import e2b_shape
 from bench.compare import read_bandwidth
+from bench.cpu.sides import checkpoint
 from bench.e2b_shape import prompt
 
 TOKENS = 32
@@ -19,9 +19,9 @@ FORMS = ("w4a16", "w4a16-bf16-tables", "bf16")
 Part = tuple[str, float, int]
 
 
-def profile(checkpoint: Path, depth: int) -> list[Part]:
+def profile(folder: Path, depth: int) -> list[Part]:
     """Name, seconds and bytes of each part, of one token behind `depth` others."""
-    engine = torchtpu_rs.Engine(checkpoint, torch.zeros(1), depth + TOKENS + 1, arithmetic="fast")
+    engine = torchtpu_rs.Engine(folder, torch.zeros(1), depth + TOKENS + 1, arithmetic="fast")
     engine.decode(prompt(depth), TOKENS // 4, stop=[])
     engine.decode(prompt(depth), TOKENS + 1, stop=[])
     return [(name, took / TOKENS, size // TOKENS) for name, took, size in engine.parts()]
@@ -42,22 +42,19 @@ def table(parts: list[Part], bandwidth: float) -> str:
     return "\n".join(lines)
 
 
-def show(checkpoint: Path, depth: int) -> None:
+def show(folder: Path, depth: int) -> None:
     """Measures and prints."""
     before = read_bandwidth()
-    parts = profile(checkpoint, depth)
-    print(f"{checkpoint.name}, behind {depth} tokens\n")
+    parts = profile(folder, depth)
+    print(f"{folder.name}, behind {depth} tokens\n")
     print(table(parts, (before + read_bandwidth()) / 2), flush=True)
 
 
 def show_all() -> None:
     """Every form of weights at E2B's size, behind 64 and 4096 tokens."""
     for form in FORMS:
-        folder = e2b_shape.scratch(form)
-        packed = form.startswith("w4a16")
-        e2b_shape.make(folder, w4a16=packed, tables="bf16-tables" not in form)
         for depth in (64, 4096):
-            show(folder, depth)
+            show(checkpoint(form), depth)
             print()
 
 

@@ -30,40 +30,41 @@ class Side:
     prepare: Callable[[], Ready]
 
 
-def _checkpoint(form: str) -> Path:
+def checkpoint(form: str) -> Path:
+    """The checkpoint of E2B's shape in `form`, made if it is not there."""
     folder = e2b_shape.scratch(form)
     packed = form.startswith("w4a16")
     return e2b_shape.make(folder, w4a16=packed, tables="bf16-tables" not in form)
 
 
-def _python(checkpoint: Path, command: list[str | Path]) -> Ready:
+def _python(folder: Path, command: list[str | Path]) -> Ready:
     def measure(plan: Plan, log: Path) -> dict[str, float]:
-        return process.run_job(command, plan.job(checkpoint), log=log)
+        return process.run_job(command, plan.job(folder), log=log)
 
-    return Ready(sorted(checkpoint.glob("*.safetensors")), measure)
+    return Ready(sorted(folder.glob("*.safetensors")), measure)
 
 
 def _here(form: str, engine: str) -> Callable[[], Ready]:
-    return lambda: _python(_checkpoint(form), [sys.executable, "-m", "bench.engines", engine])
+    return lambda: _python(checkpoint(form), [sys.executable, "-m", "bench.engines", engine])
 
 
 def _vllm() -> Ready:
     python = install.environment("vllm", install.VLLM, overrides=install.VLLM_OVERRIDES)
-    return _python(_checkpoint("bf16"), [python, "-m", "bench.cpu.vllm_engine"])
+    return _python(checkpoint("bf16"), [python, "-m", "bench.cpu.vllm_engine"])
 
 
 def _mistralrs() -> Ready:
     from bench.cpu import mistralrs_shape
 
     python = install.environment("mistralrs", install.MISTRALRS)
-    checkpoint = mistralrs_shape.make(_checkpoint("bf16"), e2b_shape.scratch("mistralrs"))
-    return _python(checkpoint, [python, "-m", "bench.cpu.mistralrs_engine"])
+    dressed = mistralrs_shape.make(checkpoint("bf16"), e2b_shape.scratch("mistralrs"))
+    return _python(dressed, [python, "-m", "bench.cpu.mistralrs_engine"])
 
 
 def _llama(form: str, *options: str) -> Callable[[], Ready]:
     def prepare() -> Ready:
         sources = install.llama()
-        file = llama.gguf(sources, _checkpoint("bf16"), form, *options)
+        file = llama.gguf(sources, checkpoint("bf16"), form, *options)
         return Ready([file], llama.LlamaBench(sources, file).measure)
 
     return prepare

@@ -76,7 +76,7 @@ struct PerLayerInput {
 }
 
 /// What to compute with.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     /// Positions the cache holds.
     pub(crate) context: usize,
@@ -113,9 +113,13 @@ impl Fast {
             on_layer(layer_idx + 1, count)?;
         }
         let norm = weights.take_vector("model.norm.weight", hidden)?;
-        let own_head = weights.has("lm_head.weight");
-        let head = if own_head { "lm_head.weight" } else { "model.embed_tokens.weight" };
-        let lm_head = weights.take_stored(head, vocabulary)?;
+        let lm_head = if weights.has("lm_head.weight") {
+            weights.take_stored("lm_head.weight", vocabulary)?
+        } else if let Table::Dense(matrix) = &embed_tokens {
+            Matrix::Bf16(matrix.clone())
+        } else {
+            weights.take_stored("model.embed_tokens.weight", vocabulary)?
+        };
         let first_shared_layer = config.first_shared_layer();
         weights.check_all_taken(|name| is_unused_kv(name, first_shared_layer..count))?;
 

@@ -10,7 +10,7 @@ use half::bf16;
 
 use super::{
     InstructionSet, Kernels,
-    attention_lanes::{Weights, add_scaled, exponentials, scores_of},
+    attention_lanes::{By, Weights, add_scaled, exponentials, scores_of},
     check_len,
     memory::{Huge, Shared},
     vector::{exp, rounded, widened},
@@ -252,8 +252,11 @@ fn attend_to_part(
         let some = [8, 4, 2].into_iter().find(|&n| n <= most.min(heads - head)).unwrap_or(1);
         let (heads, dims) = (head..head + some, head * dim..(head + some) * dim);
         let part = Heads {
-            narrow: &query.narrow[dims.clone()],
-            wide: query.wide.get(dims).unwrap_or_default(),
+            queries: By {
+                narrow: &query.narrow[dims.clone()],
+                wide: query.wide.get(dims).unwrap_or_default(),
+                stride: dim,
+            },
             max: &mut found.max[heads.clone()],
             sum: &mut found.sum[heads.clone()],
             values: &mut found.values[heads.start * width..heads.end * width],
@@ -269,9 +272,8 @@ fn attend_to_part(
 }
 
 /// Some of the query heads, and where their part of a [`Partial`] goes.
-pub(super) struct Heads<'a> {
-    pub(super) narrow: &'a [bf16],
-    pub(super) wide: &'a [f32],
+struct Heads<'a> {
+    queries: By<'a>,
     max: &'a mut [f32],
     sum: &'a mut [f32],
     values: &'a mut [f32],
@@ -291,7 +293,7 @@ fn attend_heads<const H: usize>(
     // Two blocks at a time; the last of a part may be looked at without being needed.
     for block in (rows.start / LANES..rows.end.div_ceil(LANES)).step_by(2) {
         let block = block.min(PART / LANES - 2);
-        let found = scores_of::<H>(set, [keys(block), keys(block + 1)], &heads);
+        let found = scores_of::<H>(set, [keys(block), keys(block + 1)], heads.queries);
         for (index, found) in found.iter().enumerate() {
             for (scores, found) in scores.iter_mut().zip(found) {
                 scores[(block + index) * LANES..][..LANES].copy_from_slice(found);
@@ -301,7 +303,7 @@ fn attend_heads<const H: usize>(
     for ((scores, max), sum) in scores.iter_mut().zip(heads.max).zip(heads.sum) {
         (*max, *sum) = exponentials(set, &mut scores[rows.clone()]);
     }
-    let weights = Weights::new(&scores, rows, set);
+    let weights = Weights::new(&scores, rows);
     let width = cache.width();
     let values = |tile| &cache.values[tile * (cache.rows / 2) + first / 2..][..PART / 2];
     let mut put = |tile: usize, sums: &[[f32; LANES]; H]| {

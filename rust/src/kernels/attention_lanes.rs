@@ -2,52 +2,70 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::{
     InstructionSet,
-    attention::{Heads, LANES, PART, Words},
+    attention::{LANES, PART, Words},
     for_each_set, multiply_add,
     vector::{exp, rounded, total, widened},
 };
 
-type Lanes = [f32; LANES];
+/// A sum for each lane.
+pub(super) type Lanes = [f32; LANES];
+
+/// What words of pairs are multiplied with: for each head a row of `stride` values.
+#[derive(Clone, Copy)]
+pub(super) struct By<'a> {
+    pub(super) narrow: &'a [bf16],
+    /// In float32, for instructions that multiply nothing else.
+    pub(super) wide: &'a [f32],
+    pub(super) stride: usize,
+}
+
+/// Adds to `out` the products of `B` times sixteen lanes of words with each of `H` heads' values from `from` on.
+fn add_products<const H: usize, const B: usize>(
+    set: InstructionSet,
+    words: [&[Words]; B],
+    (by, from): (By<'_>, usize),
+    out: &mut [[Lanes; H]; B],
+) {
+    match set {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Bf16 => {
+            super::attention_avx512::add_products(words, (by.narrow, by.stride, from), out);
+        }
+        _ => {
+            for (words, out) in words.iter().zip(out) {
+                add_wide(set, words, by.wide, by.stride, from, out.as_flattened_mut());
+            }
+        }
+    }
+}
 
 /// Products of two blocks' keys with each head's query.
 pub(super) fn scores_of<const H: usize>(
     set: InstructionSet,
     keys: [&[Words]; 2],
-    heads: &Heads<'_>,
-) -> [[[f32; LANES]; H]; 2] {
-    match set {
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512Bf16 => super::attention_avx512::scores(keys, heads.narrow),
-        _ => keys.map(|keys| {
-            let mut out = [[0.0; LANES]; H];
-            scores_into(set, keys, heads.wide, out.as_flattened_mut());
-            out
-        }),
-    }
+    queries: By<'_>,
+) -> [[Lanes; H]; 2] {
+    let mut out = [[[0.0; LANES]; H]; 2];
+    add_products(set, keys, (queries, 0), &mut out);
+    out
 }
 
-/// By what the values of a part's positions are multiplied, for `H` heads: zero for those that are not seen.
+/// By what the values of a part's positions are multiplied, for `H` heads.
 pub(super) struct Weights<'a, const H: usize> {
     wide: &'a [[f32; PART]; H],
-    /// Pairs of bfloat16, for instructions that multiply them.
-    pairs: [[u32; PART / 2]; H],
+    narrow: [[bf16; PART]; H],
     rows: Range<usize>,
 }
 
 impl<'a, const H: usize> Weights<'a, H> {
     /// `wide` is seen at `rows`, where it has values of bfloat16.
-    pub(super) fn new(wide: &'a [[f32; PART]; H], rows: Range<usize>, set: InstructionSet) -> Self {
-        let mut pairs = [[0; PART / 2]; H];
-        if set == InstructionSet::Avx512Bf16 {
-            for (pairs, wide) in pairs.iter_mut().zip(wide) {
-                for (pair, [low, high]) in pairs.iter_mut().zip(wide.as_chunks::<2>().0) {
-                    *pair = low.to_bits() >> 16 | high.to_bits() & 0xffff_0000;
-                }
-            }
-        }
-        Self { wide, pairs, rows }
+    pub(super) fn new(wide: &'a [[f32; PART]; H], rows: Range<usize>) -> Self {
+        let narrow = wide.map(|wide| wide.map(|w| bf16::from_bits((w.to_bits() >> 16) as u16)));
+        Self { wide, narrow, rows }
     }
 
     /// The values of `B` tiles, `[PART / 2][LANES]` each, by these weights, summed up over positions. What is not seen may be
@@ -56,30 +74,20 @@ impl<'a, const H: usize> Weights<'a, H> {
         &self,
         set: InstructionSet,
         values: [&[Words]; B],
-    ) -> [[[f32; LANES]; H]; B] {
+    ) -> [[Lanes; H]; B] {
         let mut out = values.map(|values| self.edges(values));
         let whole = self.rows.start.div_ceil(2)..self.rows.end / 2;
-        if whole.is_empty() {
-            return out;
-        }
-        let values = values.map(|values| &values[whole.clone()]);
-        match set {
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512Bf16 => {
-                super::attention_avx512::weighted(values, &self.pairs, whole.start, &mut out);
-            }
-            _ => {
-                let (weights, from) = (self.wide.as_flattened(), 2 * whole.start);
-                for (values, out) in values.iter().zip(&mut out) {
-                    weighted_into(set, values, weights, from, out.as_flattened_mut());
-                }
-            }
+        if !whole.is_empty() {
+            let values = values.map(|values| &values[whole.clone()]);
+            let (narrow, wide) = (self.narrow.as_flattened(), self.wide.as_flattened());
+            let by = By { narrow, wide, stride: PART };
+            add_products(set, values, (by, 2 * whole.start), &mut out);
         }
         out
     }
 
     /// Of the first and the last word only one row may be seen.
-    fn edges(&self, values: &[Words]) -> [[f32; LANES]; H] {
+    fn edges(&self, values: &[Words]) -> [Lanes; H] {
         let mut out = [[0.0; LANES]; H];
         let Range { start, end } = self.rows;
         let rows = [(start % 2 == 1).then_some(start), (end % 2 == 1).then(|| end - 1)];
@@ -96,14 +104,8 @@ impl<'a, const H: usize> Weights<'a, H> {
 }
 
 for_each_set! {
-    /// Products of 16 positions' keys with each head's query: `q` `[heads, head_dim]` → `out` `[heads, LANES]`.
-    fn scores_into(keys: &[Words], q: &[f32], out: &mut [f32]) = scores_inner
-}
-
-for_each_set! {
-    /// Values by weights: `values` of two rows a word, `weights` `[heads, PART]` of which row `from` is the first's, added to
-    /// `out` `[heads, LANES]`.
-    fn weighted_into(values: &[Words], weights: &[f32], from: usize, out: &mut [f32]) = weighted_inner
+    /// Adds to `out` `[heads, LANES]` the products of `words` with values of `by` `[heads, stride]` from `from` on.
+    fn add_wide(words: &[Words], by: &[f32], stride: usize, from: usize, out: &mut [f32]) = add_wide_inner
 }
 
 for_each_set! {
@@ -118,74 +120,36 @@ for_each_set! {
 
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
-fn scores_inner<const FUSED: bool>(keys: &[Words], q: &[f32], out: &mut [f32]) {
-    let (out, _) = out.as_chunks_mut::<LANES>();
-    match out.len() {
-        8 => scores_some::<FUSED, 8>(keys, q, out),
-        4 => scores_some::<FUSED, 4>(keys, q, out),
-        2 => scores_some::<FUSED, 2>(keys, q, out),
-        _ => scores_some::<FUSED, 1>(keys, q, out),
-    }
-}
-
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
-#[inline(always)]
-fn scores_some<const FUSED: bool, const H: usize>(
-    keys: &[Words],
-    q: &[f32],
-    out: &mut [[f32; LANES]],
-) {
-    let dim = 2 * keys.len();
-    let q: [_; H] = std::array::from_fn(|head| &q[head * dim..(head + 1) * dim]);
-    let mut sums = [[0.0; LANES]; H];
-    for (at, words) in keys.iter().enumerate() {
-        let low: [f32; LANES] = std::array::from_fn(|lane| f32::from_bits(words[lane] << 16));
-        let high: [f32; LANES] =
-            std::array::from_fn(|lane| f32::from_bits(words[lane] & 0xffff_0000));
-        for (sums, q) in sums.iter_mut().zip(&q) {
-            let (a, b) = (q[2 * at], q[2 * at + 1]);
-            for lane in 0..LANES {
-                sums[lane] = multiply_add::<FUSED>(low[lane], a, sums[lane]);
-                sums[lane] = multiply_add::<FUSED>(high[lane], b, sums[lane]);
-            }
-        }
-    }
-    out.copy_from_slice(&sums);
-}
-
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
-#[inline(always)]
-fn weighted_inner<const FUSED: bool>(
-    values: &[Words],
-    weights: &[f32],
+fn add_wide_inner<const FUSED: bool>(
+    words: &[Words],
+    by: &[f32],
+    stride: usize,
     from: usize,
     out: &mut [f32],
 ) {
     let (out, _) = out.as_chunks_mut::<LANES>();
     match out.len() {
-        8 => weighted_some::<FUSED, 8>(values, weights, from, out),
-        4 => weighted_some::<FUSED, 4>(values, weights, from, out),
-        2 => weighted_some::<FUSED, 2>(values, weights, from, out),
-        _ => weighted_some::<FUSED, 1>(values, weights, from, out),
+        8 => add_some::<FUSED, 8>(words, (by, stride, from), out),
+        4 => add_some::<FUSED, 4>(words, (by, stride, from), out),
+        2 => add_some::<FUSED, 2>(words, (by, stride, from), out),
+        _ => add_some::<FUSED, 1>(words, (by, stride, from), out),
     }
 }
 
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
-fn weighted_some<const FUSED: bool, const H: usize>(
-    values: &[Words],
-    weights: &[f32],
-    from: usize,
-    out: &mut [[f32; LANES]],
+fn add_some<const FUSED: bool, const H: usize>(
+    words: &[Words],
+    (by, stride, from): (&[f32], usize, usize),
+    out: &mut [Lanes],
 ) {
-    let weights: [_; H] =
-        std::array::from_fn(|head| &weights[head * PART + from..][..2 * values.len()]);
+    let by: [_; H] = std::array::from_fn(|head| &by[head * stride + from..][..2 * words.len()]);
     let mut sums: [_; H] = std::array::from_fn(|head| out[head]);
-    for (at, words) in values.iter().enumerate() {
+    for (at, words) in words.iter().enumerate() {
         let low: Lanes = std::array::from_fn(|lane| f32::from_bits(words[lane] << 16));
         let high: Lanes = std::array::from_fn(|lane| f32::from_bits(words[lane] & 0xffff_0000));
-        for (sums, weights) in sums.iter_mut().zip(&weights) {
-            let (a, b) = (weights[2 * at], weights[2 * at + 1]);
+        for (sums, by) in sums.iter_mut().zip(&by) {
+            let (a, b) = (by[2 * at], by[2 * at + 1]);
             for lane in 0..LANES {
                 sums[lane] = multiply_add::<FUSED>(low[lane], a, sums[lane]);
                 sums[lane] = multiply_add::<FUSED>(high[lane], b, sums[lane]);

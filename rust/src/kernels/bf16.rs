@@ -23,7 +23,8 @@ pub(crate) trait Values: Send + Sync {
     fn values(&self) -> &[bf16];
 }
 
-/// A weight `[rows, columns]`.
+/// A weight `[rows, columns]`; a clone has the same values.
+#[derive(Clone)]
 pub(crate) struct Bf16Matrix {
     rows: usize,
     columns: usize,

@@ -1,7 +1,7 @@
 //! Memory for weights and caches in huge pages, where the system has them.
 //!
 //! A token reads a gigabyte once from end to end. In pages of 4 KiB that is a quarter of a million address
-//! translations, which cost 3 to 60 % of the bandwidth (docs/log.md).
+//! translations.
 #![expect(unsafe_code, reason = "plain values are made of mapped memory")]
 
 use std::{marker::PhantomData, ops::Range};

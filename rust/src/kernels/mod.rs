@@ -47,7 +47,7 @@ impl Kernels {
     pub(crate) fn new(threads: usize, set: Option<InstructionSet>) -> Result<Self> {
         let available = InstructionSet::available();
         let set = match set {
-            None => InstructionSet::best(),
+            None => available.last().copied().unwrap_or(InstructionSet::Portable),
             Some(set) if available.contains(&set) => set,
             Some(set) => {
                 let names: Vec<_> = available.iter().map(|set| set.name()).collect();
@@ -115,11 +115,6 @@ impl InstructionSet {
     #[cfg(not(target_arch = "x86_64"))]
     fn is_available(self) -> bool {
         self == Self::Portable
-    }
-
-    /// The fastest of this machine.
-    pub(crate) fn best() -> Self {
-        Self::available().pop().unwrap_or(Self::Portable)
     }
 }
 
