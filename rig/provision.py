@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rig import cost
-from rig.api import TpuApiError
 from rig.bundle import bundle, metadata
 from rig.errors import advice
+from rig.google import GoogleError
 from rig.plan import plan
 from rig.states import Boot, State
 
@@ -110,7 +110,7 @@ class Rig:
         wanted = plan(self.settings, metadata(self.settings, key, self._pack()))
         try:
             self._api.create(wanted, self.record.request_id())
-        except TpuApiError as error:
+        except GoogleError as error:
             if error.status == "ALREADY_EXISTS" and (found := self._find()) and found.is_ours:
                 # Our own earlier request, whose answer was lost.
                 return
@@ -135,7 +135,7 @@ class Rig:
             )
         try:
             self._api.delete(found.name)
-        except TpuApiError as error:
+        except GoogleError as error:
             if not error.is_not_found:
                 raise self._told(error) from error
         self.record.forget()
@@ -153,7 +153,7 @@ class Rig:
         try:
             node = self._api.node(found.nodes[0])
             return Status(found, node, self._api.boot(found.nodes[0]))
-        except TpuApiError as error:
+        except GoogleError as error:
             if error.is_not_found:
                 # Going, or not there yet.
                 return Status(found, None, Boot())
@@ -185,11 +185,11 @@ class Rig:
     def _find(self) -> QueuedResource | None:
         try:
             return self._api.get(self.name)
-        except TpuApiError as error:
+        except GoogleError as error:
             if error.is_not_found:
                 return None
             raise self._told(error) from error
 
-    def _told(self, error: TpuApiError) -> RigError:
+    def _told(self, error: GoogleError) -> RigError:
         known = advice(str(error), self.settings)
         return RigError(f"{known} ({error})" if known else str(error))

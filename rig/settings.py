@@ -70,6 +70,7 @@ class Settings(BaseSettings):
     network: str = "default"
     subnetwork: str | None = None
     network_tags: Words = ("tpu-rust",)
+    access: Literal["direct", "iap"] = "direct"
     source_range: IPv4Network | None = None
     service_account: str | None = None
     api_key_secret: str | None = None

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from rig.api import ATTEMPTS, TpuApi, TpuApiError, UnreachableError
+from rig.api import TpuApi
 from rig.bundle import Bundle
 from rig.cost import CostError
+from rig.google import ATTEMPTS, Google, GoogleError, UnreachableError
 from rig.plan import gcloud, plan
 from rig.provision import Rig, RigError
 from rig.records import Record
@@ -57,10 +58,7 @@ class World:
         self.open = contextlib.ExitStack()
 
     def api(self) -> TpuApi:
-        found = TpuApi(
-            self.tokens, endpoint=f"http://{self.door.address}", sleep=self.pauses.append
-        )
-        return self.open.enter_context(contextlib.closing(found))
+        return TpuApi(self.open.enter_context(Google(self.tokens, sleep=self.pauses.append)))
 
     def rig(self, settings: Settings = OURS, **options: Any) -> Rig:
         """As a process that begins now has it."""
@@ -75,9 +73,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     tpu = FakeTpu()
     with rest_door(tpu) as door:
+        monkeypatch.setenv("TPU_API_ENDPOINT", f"http://{door.address}")
         found = World(door, tpu, tmp_path)
         with found.open:
             yield found
@@ -231,20 +230,24 @@ def test_a_token_that_ended_is_renewed_once(world: World) -> None:
         world.rig().status()
 
 
-def test_a_service_that_does_not_answer_is_an_error_that_names_it(tmp_path: Path) -> None:
-    api = TpuApi(Tokens(), endpoint="http://127.0.0.1:9", sleep=lambda _: None)
+def test_a_service_that_does_not_answer_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TPU_API_ENDPOINT", "http://127.0.0.1:9")
     with (
-        contextlib.closing(api),
+        Google(Tokens(), sleep=lambda _: None) as google,
         pytest.raises(UnreachableError, match=r"an answer from 127.0.0.1"),
     ):
-        api.get(NAME)
+        TpuApi(google).get(NAME)
 
 
 def test_a_proxys_page_is_no_crash() -> None:
     page = httpx.MockTransport(lambda _: httpx.Response(403, text="<html>Forbidden</html>"))
-    api = TpuApi(Tokens(), endpoint="http://127.0.0.1:9", sleep=lambda _: None, transport=page)
-    with contextlib.closing(api), pytest.raises(TpuApiError, match="HTTP 403: <html>Forbidden"):
-        api.get(NAME)
+    with (
+        Google(Tokens(), transport=page) as google,
+        pytest.raises(GoogleError, match="HTTP 403: <html>Forbidden"),
+    ):
+        TpuApi(google).get(NAME)
 
 
 def test_every_state_has_its_phase_and_one_that_nobody_knows_is_waiting(world: World) -> None:
