@@ -7,6 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
     from rig.settings import Provisioning, Settings
@@ -33,6 +34,10 @@ class Cost:
     usd_per_hour: float
     longest: timedelta
     priced: date
+    source: str = "list price"
+    """Where the price is from."""
+    note: str = ""
+    """Why it is not from a better source."""
 
     @property
     def at_most(self) -> float:
@@ -43,7 +48,7 @@ class Cost:
         hours = self.longest.total_seconds() / 3600
         return (
             f"at most USD {self.at_most:.2f}: {hours:g} h at USD {self.usd_per_hour:.2f} "
-            f"(list price of {self.priced:%Y-%m})"
+            f"({self.source} of {self.priced:%Y-%m}{f'; {self.note}' if self.note else ''})"
         )
 
 
@@ -52,29 +57,42 @@ def chips(accelerator_type: str) -> int:
     return int(accelerator_type.rsplit("-", 1)[1])
 
 
-def cost(settings: Settings) -> Cost:
-    """What the settings' VM costs.
+def region(zone: str) -> str:
+    """Where a zone is: us-west4-a is in us-west4, and prices are a region's."""
+    return zone.rsplit("-", 1)[0]
+
+
+def cost(
+    settings: Settings,
+    prices: Mapping[tuple[str, Provisioning], float] = PRICES,
+    priced: date = PRICES_OF,
+    source: str = "list price",
+    note: str = "",
+) -> Cost:
+    """What the settings' VM costs by `prices`.
 
     Raises:
-        CostError: no price is known for its region and provisioning model.
+        CostError: they have none for its region and provisioning model.
     """
-    region = settings.zone.rsplit("-", 1)[0]
-    price = PRICES.get((region, settings.provisioning_model))
+    place = region(settings.zone)
+    price = prices.get((place, settings.provisioning_model))
     if price is None or not settings.accelerator_type.startswith("v5litepod-"):
+        known = ", ".join(sorted({place for place, _ in prices}))
         raise CostError(
-            f"expected a known price, found none for {settings.accelerator_type} {settings.provisioning_model} in {region} "
-            f"(known: v5litepod in {', '.join(sorted({place for place, _ in PRICES}))})"
+            f"expected a known price, found none for {settings.accelerator_type} {settings.provisioning_model} in {place} "
+            f"(known: v5litepod in {known})"
         )
-    return Cost(price * chips(settings.accelerator_type), settings.max_run_duration, PRICES_OF)
+    total = price * chips(settings.accelerator_type)
+    return Cost(total, settings.max_run_duration, priced, source, note)
 
 
-def check(settings: Settings, replicas: int = 1) -> Cost:
-    """The cost, if it is allowed.
+def check(settings: Settings, replicas: int = 1, found: Cost | None = None) -> Cost:
+    """The cost, if it is allowed: `found`, or by the table.
 
     Raises:
         CostError: `replicas` VMs could cost more than MAX_COST_USD together.
     """
-    found = cost(settings)
+    found = found or cost(settings)
     if found.at_most * replicas > settings.max_cost_usd:
         several = f"{replicas} VMs, each " if replicas > 1 else ""
         raise CostError(

@@ -60,6 +60,10 @@ class Google:
         self._client = httpx.Client(timeout=TIMEOUT_SECONDS, transport=transport)
         self._tokens = tokens
         self._sleep = sleep
+        self.who: str = getattr(tokens, "who", "the given token")
+        # A user's calls are counted for a project that the sign-in names; without it some services refuse them.
+        project = getattr(tokens, "quota_project", None)
+        self._counted = {"X-Goog-User-Project": project} if project else {}
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +111,8 @@ class Google:
         url = f"{endpoint(service)}/{path}"
         fresh = False
         for attempt in range(1, ATTEMPTS + 1):
-            headers = {"Authorization": f"Bearer {self._tokens.token(fresh=fresh)}"}
+            token = self._tokens.token(fresh=fresh)
+            headers = {"Authorization": f"Bearer {token}", **self._counted}
             try:
                 answer = self._client.request(method, url, params=query, json=body, headers=headers)
             except httpx.TransportError as error:

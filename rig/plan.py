@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LABELS = {"rig": "gemma4-rust"}
 """What is ours carries these, and nothing else is ever touched."""
+METADATA = ("startup-script", "settings", "bundle-crate", "bundle-server", "bundle-sha256")
+"""Keys whose values are too long for a command line (rig/bundle.py)."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -77,11 +79,12 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def gcloud(settings: Settings, startup_script: str = "startup.sh") -> str:
-    """The same as a command for a shell, metadata aside: of that it has the startup script, as a file.
+def gcloud(settings: Settings, folder: str = "rendered") -> str:
+    """The same as a command for a shell; of the metadata, `folder` has a file for each key (`torchtpu-rig render`).
 
     Flex-start is in gcloud's alpha track only.
     """
+    keys = [*METADATA, *([] if settings.api_key_secret else ["api-key"])]
     fixed = {
         "--project": settings.project_id,
         "--zone": settings.zone,
@@ -96,7 +99,7 @@ def gcloud(settings: Settings, startup_script: str = "startup.sh") -> str:
         "--scopes": SCOPE if settings.service_account else None,
         "--valid-until-duration": f"{int(settings.valid_until.total_seconds())}s",
         "--metadata": "enable-guest-attributes=TRUE",
-        "--metadata-from-file": f"startup-script={startup_script}",
+        "--metadata-from-file": ",".join(f"{key}={folder}/{key}" for key in keys),
     }
     flags = [f"{flag}={value}" for flag, value in fixed.items() if value]
     match settings.provisioning_model:

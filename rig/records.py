@@ -20,6 +20,11 @@ def home() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "torchtpu-rig"
 
 
+def new_key() -> str:
+    """An API key that nobody has."""
+    return secrets.token_urlsafe(32)
+
+
 class Record:
     """One rig's."""
 
@@ -33,17 +38,39 @@ class Record:
 
     def api_key(self) -> str:
         """The key that callers of the VM's server need, made at first use."""
-        return self._once("api-key", lambda: secrets.token_urlsafe(32))
+        return self._once("api-key", new_key)
+
+    @property
+    def api_key_file(self) -> Path:
+        """Where the key is, once there is one."""
+        return self._folder / "api-key"
 
     def known_api_key(self) -> str | None:
-        """The same, if there is one."""
-        file = self._folder / "api-key"
+        """The key, if there is one."""
+        file = self.api_key_file
         return file.read_text() if file.is_file() else None
+
+    @property
+    def operation(self) -> str | None:
+        """Name of the operation that creates the rig, as long as nothing has come of it."""
+        file = self._folder / "operation"
+        return file.read_text() if file.is_file() else None
+
+    def begun(self, operation: str) -> None:
+        """The service works on it under this name."""
+        new = self._folder / "operation.new"
+        new.write_text(operation)
+        new.replace(self._folder / "operation")
+
+    def forget_request(self) -> None:
+        """The service refused: the next try is another request, with the same key."""
+        for name in ("request-id", "operation"):
+            (self._folder / name).unlink(missing_ok=True)
 
     def forget(self) -> None:
         """The rig is gone; the next one is another."""
-        for name in ("request-id", "api-key"):
-            (self._folder / name).unlink(missing_ok=True)
+        self.forget_request()
+        self.api_key_file.unlink(missing_ok=True)
 
     def _once(self, name: str, make: Callable[[], str]) -> str:
         file = self._folder / name

@@ -14,6 +14,9 @@ from pydantic.alias_generators import to_camel
 
 from rig.plan import LABELS
 
+STAGES = ("python", "torch", "rust", "crate", "weights", "smoke", "unit", "serving")
+"""Of a boot, in order (startup.sh)."""
+
 
 class State(StrEnum):
     """`QueuedResourceState.state`; one that is not known yet counts as waiting."""
@@ -156,6 +159,8 @@ class Boot(_Answer):
     """`STAGE: crate`, or `FAILED: crate`; None before the first."""
     progress: str = ""
     """A line for each stage that is done, with its seconds; then DONE, or why one failed and the end of the log."""
+    keeper: str | None = None
+    """What the VM's keeper says: how long until it deletes the VM, or why it cannot."""
 
     @property
     def failed(self) -> bool:
@@ -166,3 +171,16 @@ class Boot(_Answer):
     def is_done(self) -> bool:
         """The server answers on the VM."""
         return self.progress.rstrip().endswith("DONE")
+
+    @property
+    def done(self) -> list[tuple[str, str]]:
+        """Stages that are over, each with what is told of its time."""
+        lines = self.progress.partition("FAILED")[0].splitlines()
+        named = [line.partition(" ") for line in lines]
+        return [(name, rest) for name, _, rest in named if name in STAGES]
+
+    @property
+    def failure(self) -> str | None:
+        """Which stage failed, where and with what at the end of its log."""
+        _, found, rest = self.progress.partition("FAILED")
+        return f"FAILED{rest.rstrip()}" if found else None

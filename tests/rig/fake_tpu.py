@@ -1,75 +1,53 @@
 """Google's TPU API and a VM's metadata server on loopback: the one thing that cannot be had here, speaking its real protocol.
 
-One state, two doors. Bodies are checked against Google's own discovery document, so that a field which the API version
-does not have is refused as the service refuses it. What a startup script writes at the metadata door is what
-`:getGuestAttributes` answers at the other.
+One state, two doors, and behind the first of them also the project's other services (fake_project.py). What a startup
+script writes at the metadata door is what `:getGuestAttributes` answers at the other.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import re
 import threading
 import uuid
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tests.rig.fake_http import (
+    Call,
+    Door,
+    Handler,
+    RefusedError,
+    Request,
+    check_answer,
+    not_found,
+    understood,
+)
+from tests.rig.fake_project import METHODS as PROJECT_METHODS
+from tests.rig.fake_project import FakeProject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Call", "Door", "FakeTpu", "RefusedError", "metadata_door", "rest_door", "services"]
 
 ON_THE_WAY = ("WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 FLEX_START_ZONES = {"us-west4-a"}
 MAX_VALUE, MAX_ALL = 262_144, 524_288
+SERVICES = (
+    "tpu",
+    "compute",
+    "secretmanager",
+    "cloudbilling",
+    "serviceusage",
+    "cloudresourcemanager",
+)
 
 
-class RefusedError(Exception):
-    """An answer other than 200."""
-
-    def __init__(self, code: int, status: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.status, self.message = code, status, message
-
-
-def not_found(name: str) -> RefusedError:
-    return RefusedError(404, "NOT_FOUND", f"Resource '{name}' was not found")
-
-
-@functools.cache
-def schemas() -> dict[str, Any]:
-    """Of API version v2alpha1."""
-    document = resources.files("googleapiclient.discovery_cache.documents") / "tpu.v2alpha1.json"
-    found: dict[str, Any] = json.loads(document.read_text())["schemas"]
-    return found
-
-
-def check(schema: str, body: dict[str, Any], path: str) -> None:
-    """Refuses fields and values that the schema does not have."""
-    known = schemas()[schema].get("properties", {})
-    for key, value in body.items():
-        if key not in known:
-            message = f"Invalid JSON payload received. Unknown name \"{key}\" at '{path}': Cannot find field."
-            raise RefusedError(400, "INVALID_ARGUMENT", message)
-        wanted = known[key]
-        if "enum" in wanted and value not in wanted["enum"]:
-            raise RefusedError(
-                400, "INVALID_ARGUMENT", f"Invalid value at '{path}.{key}' ({value!r})"
-            )
-        if "$ref" in wanted:
-            check(wanted["$ref"], value, f"{path}.{key}")
-        elif "$ref" in wanted.get("items", {}):
-            for index, one in enumerate(value):
-                check(wanted["items"]["$ref"], one, f"{path}.{key}[{index}]")
-
-
-@dataclass
-class Call:
-    """A request that came."""
-
-    method: str
-    path: str
-    query: dict[str, str]
-    token: str | None
+def services(door: Door) -> dict[str, str]:
+    """The environment in which every service of Google's is behind `door`, and who tells this machine's address too."""
+    found = {f"{name.upper()}_API_ENDPOINT": f"http://{door.address}" for name in SERVICES}
+    return {**found, "IPIFY_API_ENDPOINT": f"http://{door.address}/ipify"}
 
 
 @dataclass
@@ -88,11 +66,27 @@ class FakeTpu:
     """So many creations are done and not answered."""
     good_tokens: set[str] | None = None
     calls: list[Call] = field(default_factory=list)
+    zones: dict[str, set[str]] = field(
+        default_factory=lambda: {
+            "us-west4-a": {"v5litepod-1", "v5litepod-4", "v5litepod-8"},
+            "us-east1-c": {"v5litepod-1", "v5litepod-4"},
+            "europe-west4-b": {"v5litepod-1", "v5litepod-4"},
+            "us-central2-b": {"v4-8"},
+        }
+    )
+    """What each has."""
+    versions: set[str] = field(
+        default_factory=lambda: {"v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "tpu-vm-base"}
+    )
+    operations_take_time: bool = True
+    """Until `tick`; else they are done at once."""
+    vm_has_account: bool = True
+    callers_address: object = "203.0.113.7"
+    project: FakeProject = field(default_factory=FakeProject)
 
     # -- what the service does -----------------------------------------------------------------------
 
     def create(self, parent: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        check("QueuedResource", body, "queued_resource")
         request_id = query.get("requestId", "")
         if request_id in self.requests:
             return self.requests[request_id]
@@ -123,7 +117,7 @@ class FakeTpu:
         if name not in self.resources:
             raise not_found(name)
         state = self.resources[name]["state"]["state"]
-        if state in {"ACTIVE", "PROVISIONING"} and query.get("force") != "true":
+        if state in {"ACTIVE", "PROVISIONING"} and query.get("force", "").lower() != "true":
             message = "Queued resource must be in FAILED or SUSPENDED state, or force must be set, to be deleted."
             raise RefusedError(400, "FAILED_PRECONDITION", message)
         del self.resources[name]
@@ -132,8 +126,27 @@ class FakeTpu:
 
     def operation(self, target: str) -> dict[str, Any]:
         name = f"{target.rsplit('/', 2)[0]}/operations/operation-{uuid.uuid4().hex[:8]}"
-        self.operations[name] = {"name": name, "done": False, "metadata": {"target": target}}
+        done: dict[str, Any] = {"done": False}
+        if not self.operations_take_time:
+            done = {"done": True, "response": self.resources.get(target, {})}
+        self.operations[name] = {"name": name, "metadata": {"target": target}, **done}
         return self.operations[name]
+
+    def types(self, zone: str) -> list[dict[str, Any]]:
+        parent, zone = zone.rsplit("/", 1)
+        if zone not in self.zones:
+            message = f"Location {zone} is not found or access is unauthorized."
+            raise RefusedError(403, "PERMISSION_DENIED", message)
+        return [
+            {"name": f"{parent}/{zone}/acceleratorTypes/{one}", "type": one}
+            for one in sorted(self.zones[zone])
+        ]
+
+    def runtime_versions(self, zone: str) -> list[dict[str, Any]]:
+        return [
+            {"name": f"{zone}/runtimeVersions/{one}", "version": one}
+            for one in sorted(self.versions)
+        ]
 
     def guest_attributes(self, node: str, query: str) -> dict[str, Any]:
         if node not in self.nodes:
@@ -195,14 +208,18 @@ class FakeTpu:
             del self.nodes[node]
             self.attributes.pop(node, None)
 
+    def vm_token(self) -> dict[str, Any]:
+        """Another one each time, which the services know."""
+        token = f"vm-{uuid.uuid4().hex}"
+        if self.good_tokens is not None:
+            self.good_tokens.add(token)
+        return {"access_token": token, "expires_in": 3599, "token_type": "Bearer"}
+
     def publish(self, node: str, **attributes: str) -> None:
         """As the VM's startup script does."""
         self.attributes.setdefault(node, {}).update(
             {f"rig/{key}": value for key, value in attributes.items()}
         )
-
-
-PARENT = r"(projects/[^/]+/locations/[^/]+)"
 
 
 def _listed(parent: str, things: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -216,111 +233,78 @@ def _get(things: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return things[name]
 
 
-ROUTES: list[tuple[str, str, Any]] = [
-    ("POST", rf"{PARENT}/queuedResources", lambda t, n, q, b: t.create(n, q, b)),
-    (
-        "GET",
-        rf"{PARENT}/queuedResources",
-        lambda t, n, q, b: {"queuedResources": _listed(n, t.resources)},
+LOCATIONS = "tpu.projects.locations"
+METHODS: dict[str, Callable[[FakeTpu, Request], dict[str, Any]]] = {
+    f"{LOCATIONS}.list": lambda t, r: {
+        "locations": [
+            {"name": f"{r.name}/locations/{zone}", "locationId": zone} for zone in sorted(t.zones)
+        ]
+    },
+    f"{LOCATIONS}.acceleratorTypes.list": lambda t, r: {"acceleratorTypes": t.types(r.name)},
+    f"{LOCATIONS}.runtimeVersions.list": lambda t, r: {
+        "runtimeVersions": t.runtime_versions(r.name)
+    },
+    f"{LOCATIONS}.queuedResources.create": lambda t, r: t.create(r.name, r.query, r.body),
+    f"{LOCATIONS}.queuedResources.list": lambda t, r: {
+        "queuedResources": _listed(r.name, t.resources)
+    },
+    f"{LOCATIONS}.queuedResources.get": lambda t, r: _get(t.resources, r.name),
+    f"{LOCATIONS}.queuedResources.delete": lambda t, r: t.delete(r.name, r.query),
+    f"{LOCATIONS}.nodes.get": lambda t, r: _get(t.nodes, r.name),
+    f"{LOCATIONS}.nodes.list": lambda t, r: {"nodes": _listed(r.name, t.nodes)},
+    f"{LOCATIONS}.nodes.getGuestAttributes": lambda t, r: t.guest_attributes(
+        r.name, r.body.get("queryPath", "")
     ),
-    ("GET", rf"({PARENT}/queuedResources/[^/:]+)", lambda t, n, q, b: _get(t.resources, n)),
-    ("DELETE", rf"({PARENT}/queuedResources/[^/:]+)", lambda t, n, q, b: t.delete(n, q)),
-    ("GET", rf"({PARENT}/nodes/[^/:]+)", lambda t, n, q, b: _get(t.nodes, n)),
-    (
-        "POST",
-        rf"({PARENT}/nodes/[^/:]+):getGuestAttributes",
-        lambda t, n, q, b: t.guest_attributes(n, b.get("queryPath", "")),
-    ),
-    ("GET", rf"({PARENT}/operations/[^/:]+)", lambda t, n, q, b: _get(t.operations, n)),
-    (
-        "GET",
-        rf"{PARENT}/acceleratorTypes",
-        lambda t, n, q, b: {"acceleratorTypes": [{"type": "v5litepod-1"}]},
-    ),
-]
-
-
-class Door:
-    """An HTTP server on loopback for as long as the `with` lasts."""
-
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.02,), daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def answer(self, code: int, body: bytes, kind: str) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def log_message(self, *_: object) -> None:
-        pass
+    f"{LOCATIONS}.operations.get": lambda t, r: _get(t.operations, r.name),
+}
 
 
 def rest_door(tpu: FakeTpu) -> Door:
-    """tpu.googleapis.com."""
+    """tpu.googleapis.com, and every other service that the rig asks."""
     lock = threading.Lock()
 
-    def answer_to(call: Call, body: dict[str, Any]) -> dict[str, Any]:
+    def answer_to(call: Call) -> dict[str, Any]:
         if tpu.good_tokens is not None and call.token not in tpu.good_tokens:
             message = "Request had invalid authentication credentials."
             raise RefusedError(401, "UNAUTHENTICATED", message)
         refused = tpu.next_answers.pop(0) if tpu.next_answers else None
         if refused:
             raise refused
-        for method, pattern, handler in ROUTES:
-            found = re.fullmatch(f"/v2alpha1/{pattern}", call.path)
-            if method == call.method and found:
-                result: dict[str, Any] = handler(tpu, found[1], call.query, body)
-                return result
-        raise not_found(call.path)
+        request = understood(call)
+        if request.method in PROJECT_METHODS:
+            result = PROJECT_METHODS[request.method](tpu.project, request)
+        elif request.method in METHODS:
+            tpu.project.refuse_if_disabled("tpu.googleapis.com", call.token)
+            result = METHODS[request.method](tpu, request)
+        else:
+            raise RefusedError(501, "UNIMPLEMENTED", f"the fake has no {request.method}")
+        check_answer(request, result)
+        return result
 
-    class Rest(_Handler):
+    class Rest(Handler):
         def any_method(self) -> None:
             url = urlsplit(self.path)
             raw = self.body()
+            if url.path == "/ipify":
+                self.answer_json(200, {"ip": tpu.callers_address})
+                return
             token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-            call = Call(self.command, unquote(url.path), dict(parse_qsl(url.query)), token)
+            query = dict(parse_qsl(url.query))
+            body = json.loads(raw) if raw else {}
+            call = Call(self.command, unquote(url.path), query, token, body)
             with lock:
                 tpu.calls.append(call)
                 try:
-                    code, out = 200, answer_to(call, json.loads(raw) if raw else {})
+                    code, out = 200, answer_to(call)
                 except RefusedError as refused:
-                    code = refused.code
-                    out = {
-                        "error": {
-                            "code": code,
-                            "message": refused.message,
-                            "status": refused.status,
-                        }
-                    }
+                    code, out = refused.code, refused.body
             if call.method == "POST" and code == 200 and tpu.lost_answers:
                 tpu.lost_answers -= 1
                 self.close_connection = True
                 return
-            self.answer(code, json.dumps(out).encode(), "application/json")
+            self.answer_json(code, out)
 
-        do_GET = do_POST = do_DELETE = any_method  # noqa: N815
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = any_method  # noqa: N815
 
     return Door(Rest)
 
@@ -329,7 +313,7 @@ def metadata_door(tpu: FakeTpu, node: str, values: dict[str, str]) -> Door:
     """metadata.google.internal as `node` sees it; `values` are its metadata."""
     base = "/computeMetadata/v1/instance/"
 
-    class Metadata(_Handler):
+    class Metadata(Handler):
         def any_method(self) -> None:
             body = self.body().decode()
             if self.headers.get("Metadata-Flavor") != "Google":
@@ -342,6 +326,8 @@ def metadata_door(tpu: FakeTpu, node: str, values: dict[str, str]) -> Door:
                 self.answer(200, b"", "text/plain")
             elif kind == "attributes" and key in values:
                 self.answer(200, values[key].encode(), "text/plain")
+            elif path == "service-accounts/default/token" and tpu.vm_has_account:
+                self.answer_json(200, tpu.vm_token())
             else:
                 self.answer(404, b"", "text/plain")
 

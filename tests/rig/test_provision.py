@@ -64,6 +64,7 @@ class World:
         """As a process that begins now has it."""
         record = Record(settings, self.folder)
         options.setdefault("sleep", self.pauses.append)
+        options.setdefault("prepare", record.api_key)
         return Rig(
             settings, self.api(), record, pack=lambda: Bundle("crate", "server", "hash"), **options
         )
@@ -77,6 +78,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     tpu = FakeTpu()
     with rest_door(tpu) as door:
         monkeypatch.setenv("TPU_API_ENDPOINT", f"http://{door.address}")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         found = World(door, tpu, tmp_path)
         with found.open:
             yield found
@@ -125,6 +127,18 @@ def test_creating_again_adopts_what_is_there(world: World) -> None:
     assert [call.method for call in world.tpu.calls].count("POST") == 1
 
 
+def test_what_an_adopted_vm_has_otherwise_is_told(world: World) -> None:
+    created = world.rig().create()
+    assert created is not None
+    assert world.rig().differences(created) == []
+    changed = Settings(project_id="my-project", serve_context=4096, runtime_version="v2-other")
+    assert world.rig(changed).differences(created) == [
+        "runtimeVersion is v2-alpha-tpuv5-lite, and would be v2-other",
+        "RUNTIME_VERSION is v2-alpha-tpuv5-lite, and would be v2-other",
+        "SERVE_CONTEXT is 8192, and would be 4096",
+    ]
+
+
 def test_a_process_killed_between_asking_and_hearing_creates_nothing_twice(world: World) -> None:
     world.tpu.lost_answers = ATTEMPTS + 1
     with pytest.raises(UnreachableError):
@@ -133,12 +147,42 @@ def test_a_process_killed_between_asking_and_hearing_creates_nothing_twice(world
     # Not yet visible to `get`, and asked for again by the next process: the same request.
     hidden = world.tpu.resources.pop(NAME)
     world.tpu.lost_answers = 0
+    assert world.rig().status().phase == "absent"
     assert world.rig().create() is None
     assert world.made() == 0
     world.tpu.resources[NAME] = hidden
     assert world.rig().create() is not None
     ids = {call.query["requestId"] for call in world.tpu.calls if call.method == "POST"}
     assert len(ids) == 1
+
+
+def test_a_creation_that_takes_its_time_is_waiting_and_not_absent(world: World) -> None:
+    rig = world.rig()
+    rig.create()
+    made = world.tpu.resources.pop(NAME)
+    assert (rig.status().phase, rig.status().is_settled) == ("waiting", False)
+    world.tpu.resources[NAME] = made
+    world.tpu.tick()
+    assert rig.status().resource is not None
+
+
+def test_a_creation_that_fails_later_is_told_once_and_the_next_try_is_another(
+    world: World,
+) -> None:
+    rig = world.rig()
+    rig.create()
+    key = rig.record.known_api_key()
+    del world.tpu.resources[NAME]
+    for operation in world.tpu.operations.values():
+        error = {"code": 8, "message": "Quota limit 'TPUV5s' has been exceeded. Limit: 0"}
+        operation.update(done=True, error=error)
+    with pytest.raises(RigError, match="quota TPUV5s of 0 is used up"):
+        rig.status()
+    assert rig.status().phase == "absent"
+    assert rig.create() is not None
+    assert rig.record.known_api_key() == key
+    posts = [call.query["requestId"] for call in world.tpu.calls if call.method == "POST"]
+    assert len(set(posts)) == 2
 
 
 def test_after_deleting_the_next_request_is_another(world: World) -> None:
@@ -166,8 +210,8 @@ def test_the_key_is_in_a_file_that_only_the_user_can_read_and_in_no_text(world: 
     assert created is not None
 
 
-def test_with_a_secret_no_key_is_generated(world: World) -> None:
-    rig = world.rig(Settings(project_id="my-project", api_key_secret="rig-key"))
+def test_a_key_that_is_kept_elsewhere_does_not_travel_in_metadata(world: World) -> None:
+    rig = world.rig(prepare=lambda: None)
     rig.create()
     assert rig.record.known_api_key() is None
     assert "api-key" not in world.tpu.resources[NAME]["tpu"]["nodeSpec"][0]["node"]["metadata"]
