@@ -122,6 +122,14 @@ class Rig:
         if found is None:
             self._ask()
             return self._find()
+        return self.adopt(found)
+
+    def adopt(self, found: QueuedResource) -> QueuedResource:
+        """Take what is there as the rig.
+
+        Raises:
+            RigError: it is not ours, or there is no VM in it any more.
+        """
         if not found.is_ours:
             raise RigError(
                 f"expected {self.settings.queued_resource} to be ours (label rig=gemma4-rust), found one that is not; "
@@ -131,6 +139,8 @@ class Rig:
             raise RigError(
                 f"{found.short_name} is {found.state} and holds quota; `torchtpu-rig delete` frees it, then create again"
             )
+        if found.state is State.DELETING:
+            raise RigError(f"{found.short_name} is being deleted; create it again when it is gone")
         return found
 
     def differences(self, found: QueuedResource) -> list[str]:
@@ -166,6 +176,12 @@ class Rig:
         """
         found = self._find()
         if found is None:
+            operation = self._creating()
+            if operation and not operation.done:
+                # Forgotten now, it would come up later and cost.
+                raise RigError(
+                    f"{self.settings.queued_resource} is being created and does not show yet; delete it in a minute"
+                )
             self.record.forget()
             return False
         if not found.is_ours:

@@ -217,6 +217,20 @@ def test_a_key_that_is_kept_elsewhere_does_not_travel_in_metadata(world: World) 
     assert "api-key" not in world.tpu.resources[NAME]["tpu"]["nodeSpec"][0]["node"]["metadata"]
 
 
+def test_what_is_on_its_way_is_neither_deleted_as_absent_nor_adopted_while_it_goes(
+    world: World,
+) -> None:
+    rig = world.rig()
+    rig.create()
+    made = world.tpu.resources.pop(NAME)
+    with pytest.raises(RigError, match="is being created and does not show yet"):
+        rig.delete()
+    world.tpu.resources[NAME] = made
+    world.tpu.tick(to="DELETING")
+    with pytest.raises(RigError, match="is being deleted; create it again when it is gone"):
+        rig.create()
+
+
 def test_what_is_not_labelled_ours_is_neither_adopted_nor_deleted(world: World) -> None:
     world.rig().create()
     world.tpu.resources[NAME]["tpu"]["nodeSpec"][0]["node"]["labels"] = {"team": "other"}
