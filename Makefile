@@ -8,11 +8,11 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 RUST := rust/Cargo.toml rust/Cargo.lock rust/build.rs $(wildcard rust/shim/* rust/src/*.rs rust/src/*/*.rs)
 CARGO_FLAGS := --manifest-path rust/Cargo.toml --release --locked
-SHELL_SCRIPTS := .ci/run rig/startup.sh
+SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock check format test test-rust test-python test-tpu parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
+.PHONY: help setup build lock check check-plugin format test test-rust test-python test-tpu parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,15 @@ test-python: build
 
 test-tpu: build  ## The tests that need TorchTPU, on the simulated TPU
 	$(BIN)/python -m pytest -q -o timeout=400 tests/tpu
+
+# Claude Code is 400 MB, so the part of the plugin's tests that runs it is a target of its own.
+CLAUDE := $(CURDIR)/$(VENV)/claude/node_modules/.bin/claude
+$(CLAUDE):
+	@command -v npm >/dev/null || { echo "expected npm (install Node.js 20 or later from https://nodejs.org), found none" >&2; exit 1; }
+	npm install --prefix $(VENV)/claude --no-audit --no-fund --loglevel=error @anthropic-ai/claude-code@2.1.332
+
+check-plugin: build $(CLAUDE)  ## The plugin under Claude Code itself, which is installed by npm
+	CLAUDE=$(CLAUDE) $(BIN)/python -m pytest -q tests/rig/test_plugin.py
 
 estimate: build  ## What E2B's compiled steps should cost on a TPU v5e, by libtpu's compiler
 	$(BIN)/python -m tpu.estimate --read 1024
