@@ -12,7 +12,7 @@ SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock check check-plugin format test test-rust test-python test-tpu parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
+.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,22 @@ build: $(VENV)/.built  ## Build the Rust module into .venv
 lock: $(BIN)/uv  ## Renew requirements/lock.txt from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" --extra dev pyproject.toml -o requirements/lock.txt
+
+# What the chat page has from others, as it is served.
+MARKED := 18.2.1
+DOMPURIFY := 3.5.0
+
+vendor:  ## Fetch the chat page's two libraries from npm again, in these versions
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && cd "$$scratch" && \
+	npm pack --silent marked@$(MARKED) dompurify@$(DOMPURIFY) >/dev/null && \
+	for package in marked-$(MARKED) dompurify-$(DOMPURIFY); do \
+	  mkdir $$package && tar xzf $$package.tgz -C $$package --strip-components=1; done && \
+	cd $(CURDIR)/page/vendor && \
+	cp "$$scratch"/marked-*/lib/marked.esm.js "$$scratch"/dompurify-*/dist/purify.min.js . && \
+	cp "$$scratch"/marked-*/LICENSE LICENSE-marked && cp "$$scratch"/dompurify-*/LICENSE LICENSE-dompurify && \
+	{ echo '# name version file sha256; `make vendor` writes this file and the others in the folder'; \
+	  echo "marked $(MARKED) marked.esm.js $$(sha256sum < marked.esm.js | cut -d' ' -f1)"; \
+	  echo "dompurify $(DOMPURIFY) purify.min.js $$(sha256sum < purify.min.js | cut -d' ' -f1)"; } > VERSIONS
 
 # -- judging -------------------------------------------------------------------------------------------
 

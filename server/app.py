@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+import page
 from server import inspection, routes
 from server.engine import package_version
 from server.errors import ApiError, clip
@@ -52,6 +53,9 @@ def create_app(service: Service) -> ASGIApp:
         redoc_url=None,
     )
     app.state.service = service
+    if service.settings.page:
+        # In front of the route that answers `/` to other clients.
+        app.router.routes.extend(page.routes())
     app.openapi = functools.cache(lambda: describe(app))  # type: ignore[method-assign]
     for router in (routes.router, inspection.router):
         app.include_router(router, prefix="/v1")
@@ -67,6 +71,7 @@ def create_app(service: Service) -> ASGIApp:
         metrics=service.metrics,
         cors_origins=service.settings.cors_origin,
         api_key=key.get_secret_value() if key else None,
+        page_paths=frozenset(page.pages()) if service.settings.page else frozenset(),
     )
 
 

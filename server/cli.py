@@ -151,6 +151,12 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    page: Annotated[
+        bool,
+        typer.Option(
+            "--page/--no-page", envvar="TORCHTPU_PAGE", help="Give browsers the chat page at /."
+        ),
+    ] = True,
     drain_seconds: Annotated[
         float,
         typer.Option(envvar="TORCHTPU_DRAIN_SECONDS", help="Time for answers after SIGTERM."),
@@ -191,6 +197,7 @@ def serve(
                 "max_queue": max_queue,
                 "api_key": api_key or _key_in(api_key_file),
                 "cors_origin": tuple(cors_origin or ()),
+                "page": page,
                 "drain_seconds": drain_seconds,
                 "ping_seconds": ping_seconds,
                 "max_body_bytes": max_body_bytes,

@@ -19,7 +19,7 @@ from server.errors import ApiError, server_error
 from server.metrics import UNMATCHED_ROUTE, Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,9 +48,10 @@ def bare_path(path: str) -> str:
 class Observe:
     """Gives each request an id, measures it, logs one line, counts it."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, page_paths: Set[str]) -> None:
         self._app = app
         self._metrics = metrics
+        self._quiet_paths = QUIET_PATHS | page_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; see the class."""
@@ -83,7 +84,7 @@ class Observe:
             route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
             self._metrics.http_closed(method, route, status, seconds)
             logger.log(
-                logging.DEBUG if bare_path(scope["path"]) in QUIET_PATHS else logging.INFO,
+                logging.DEBUG if bare_path(scope["path"]) in self._quiet_paths else logging.INFO,
                 "%s %s %s %.1f ms %s %s",
                 method,
                 ascii(scope["path"][:200])[1:-1],
@@ -191,15 +192,18 @@ class PathForms:
 
 
 class RequireKey:
-    """Asks for the API key, where one is set, on everything but health."""
+    """Asks for the API key, where one is set, on everything but health and the page, which asks the person for it."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str, page_paths: Set[str]) -> None:
         self._app = app
         self._key = key.encode()
+        self._page_paths = page_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or answer 401."""
-        if scope["type"] != "http" or bare_path(scope["path"]) in OPEN_PATHS or self._knows(scope):
+        path = scope.get("path", "")
+        is_open = bare_path(path) in OPEN_PATHS or path in self._page_paths
+        if scope["type"] != "http" or is_open or self._knows(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -221,12 +225,17 @@ class RequireKey:
 
 
 def wrap(
-    app: ASGIApp, *, metrics: Metrics, cors_origins: Sequence[str], api_key: str | None
+    app: ASGIApp,
+    *,
+    metrics: Metrics,
+    cors_origins: Sequence[str],
+    api_key: str | None,
+    page_paths: Set[str] = frozenset(),
 ) -> ASGIApp:
     """`app` inside all of the above but `LastErrors`, which belongs inside FastAPI."""
     if api_key:
-        app = RequireKey(app, api_key)
-    return Observe(Cors(PathForms(app), cors_origins), metrics)
+        app = RequireKey(app, api_key, page_paths)
+    return Observe(Cors(PathForms(app), cors_origins), metrics, page_paths)
 
 
 def _without_body(send: Send) -> Send:

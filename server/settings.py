@@ -51,6 +51,8 @@ class Settings(BaseModel):
     api_key: SecretStr | None = None
     cors_origin: tuple[str, ...] = ()
     """Origins allowed besides localhost; `*` allows all."""
+    page: bool = True
+    """Browsers that open `/` get the chat page."""
     drain_seconds: float = Field(default=20.0, ge=0)
     """How long running requests may take after SIGTERM."""
     ping_seconds: float = Field(default=15.0, gt=0)
