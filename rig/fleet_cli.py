@@ -68,8 +68,8 @@ def delete(
         wanted = session.settings.queued_resource
         if not yes and typer.prompt(f"Type {wanted} to delete all {replicas}", err=True) != wanted:
             end("nothing was deleted", 1)
-        Fleet(session, replicas).delete()
-        stderr.print(f"{replicas} VMs are deleted")
+        deleted = Fleet(session, replicas).delete()
+        stderr.print(f"deleted: {', '.join(deleted) or 'there was none'}")
 
 
 @fleet_app.command()
@@ -85,6 +85,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8021,
     router_port: Annotated[int, typer.Option(help="The router's, on 127.0.0.1.")] = 8020,
+    metrics_port: Annotated[int, typer.Option(help="The router's metrics, on 127.0.0.1.")] = 29000,
     worker_key_file: Annotated[
         Path | None, typer.Option(help="File with the key of the servers named by --worker.")
     ] = None,
@@ -107,6 +108,7 @@ def serve(
             host=host,
             port=port,
             router_port=router_port,
+            metrics_port=metrics_port,
             on_event=lambda text: stderr.print(Text(text)),
         )
         return
@@ -119,6 +121,7 @@ def serve(
             host=host,
             port=port,
             router_port=router_port,
+            metrics_port=metrics_port,
             on_event=lambda text: stderr.print(Text(text)),
         )
 

@@ -280,12 +280,13 @@ class Rig:
         return [one for one in self._all() if one.state.holds_quota_for_nothing]
 
     def siblings(self) -> list[QueuedResource]:
-        """Ours in any zone, this one aside.
+        """Ours in any zone that are not on their way out, this one aside.
 
         Raises:
             RigError: the service refuses.
         """
-        return [one for one in self._all() if one.name != self.name]
+        found = [one for one in self._all() if one.state is not State.DELETING]
+        return [one for one in found if one.name != self.name]
 
     def _all(self) -> list[QueuedResource]:
         try:
