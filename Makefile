@@ -8,11 +8,11 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 RUST := rust/Cargo.toml rust/Cargo.lock rust/build.rs $(wildcard rust/shim/* rust/src/*.rs rust/src/*/*.rs)
 CARGO_FLAGS := --manifest-path rust/Cargo.toml --release --locked
-SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp
+SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp tests/rig/machine.sh
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
+.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu test-boot parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ format: setup  ## Rewrite sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: test-rust test-python test-tpu  ## Run the tests
+test: test-rust test-python test-tpu test-boot  ## Run the tests
 
 # Unit tests of the crate link libtorch without an interpreter.
 test-rust: build
@@ -89,6 +89,9 @@ test-python: build
 
 test-tpu: build  ## The tests that need TorchTPU, on the simulated TPU
 	$(BIN)/python -m pytest -q -o timeout=400 tests/tpu
+
+test-boot: build  ## A VM's whole boot, from its metadata to a chat, on a systemd of its own; needs root
+	$(BIN)/python -m pytest -q -o timeout=600 tests/boot
 
 # Claude Code is 400 MB, so the part of the plugin's tests that runs it is a target of its own.
 CLAUDE := $(CURDIR)/$(VENV)/claude/node_modules/.bin/claude

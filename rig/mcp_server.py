@@ -69,7 +69,7 @@ def build(world: World) -> MCPServer[World]:
         NAME,
         title="Gemma 4 in Rust on a Cloud TPU",
         instructions=INSTRUCTIONS,
-        version=_version(),
+        version=package_version(),
         lifespan=lifespan,
     )
     for tool, title, hints in TOOLS:
@@ -98,7 +98,8 @@ def main() -> None:
     build(world).run()
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Of this tree."""
     try:
         return importlib.metadata.version("torchtpu-rs")
     except importlib.metadata.PackageNotFoundError:

@@ -38,13 +38,13 @@ class Notifier:
         """Loading came to `progress`, or ended."""
         match progress.phase:
             case "ready":
-                self._send("READY=1", "STATUS=serving")
+                self.say("READY=1", "STATUS=serving")
             case "failed":
-                self._send("STATUS=loading failed")
+                self.say("STATUS=loading failed")
             case "stopped":
                 pass
             case phase:
-                self._send(
+                self.say(
                     f"STATUS={phase}: {progress.fraction:.0%}",
                     f"EXTEND_TIMEOUT_USEC={LOADING_SECONDS * 1_000_000}",
                 )
@@ -54,13 +54,14 @@ class Notifier:
         now = time.monotonic()
         if self.alive_every and now - self._last_alive >= self.alive_every:
             self._last_alive = now
-            self._send("WATCHDOG=1")
+            self.say("WATCHDOG=1")
 
     def stopping(self) -> None:
         """No new requests from now on."""
-        self._send("STOPPING=1", "STATUS=finishing running requests")
+        self.say("STOPPING=1", "STATUS=finishing running requests")
 
-    def _send(self, *lines: str) -> None:
+    def say(self, *lines: str) -> None:
+        """Anything in sd_notify's words; one datagram."""
         if not self._address:
             return
         try:

@@ -265,6 +265,23 @@ def test_the_address_is_data_and_the_keys_file_is_named_and_the_key_is_not(desk:
     assert str(file) in done.stderr
 
 
+def test_a_key_in_secret_manager_is_made_once_and_does_not_travel(desk: Desk) -> None:
+    desk.environment["API_KEY_SECRET"] = "rig-key"
+    assert desk.run("create", "--yes", "--no-wait").exit_code == 0
+    ((key,),) = desk.tpu.project.secrets.values()
+    node = desk.tpu.resources[NAME]["tpu"]["nodeSpec"][0]["node"]
+    assert "api-key" not in node["metadata"]
+    assert key not in json.dumps(node)
+    desk.serve()
+    told = desk.run("address").stderr
+    assert "Secret Manager, rig-key" in told
+    assert not list(desk.folder.rglob("api-key"))
+    assert not [text for text in desk.told if key in text]
+    # Another rig of the project has the same key.
+    desk.run("create", "--yes", "--no-wait", "--name", "another")
+    assert list(desk.tpu.project.secrets.values()) == [[key]]
+
+
 def test_deleting_asks_for_the_name_and_takes_the_way_in_with_the_last_vm(desk: Desk) -> None:
     desk.run("create", "--yes", "--no-wait")
     desk.run("create", "--yes", "--no-wait", "--name", "another")
