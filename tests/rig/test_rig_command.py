@@ -223,18 +223,20 @@ def test_watching_ends_with_a_status_that_scripts_can_read(desk: Desk) -> None:
 
 def test_stopping_to_watch_says_that_the_vm_goes_on(desk: Desk) -> None:
     desk.run("create", "--yes", "--no-wait")
-    watching = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "rig", "watch"],
         env=desk.environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert watching.stdout is not None
-    assert watching.stdout.readline() == "CREATING\n"
-    watching.send_signal(signal.SIGINT)
-    _, told = watching.communicate(timeout=20)
+        # As a terminal has it: whoever runs the tests in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "CREATING\n"
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=20)
     assert watching.returncode == 130
     assert "the VM goes on and costs" in told
     assert len(desk.tpu.resources) == 1

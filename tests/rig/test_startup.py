@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -239,7 +240,7 @@ def test_a_boot_goes_on_when_nobody_takes_its_attributes(vm: Vm) -> None:
 
 
 def test_the_scripts_functions() -> None:
-    bats = shutil.which("bats")
+    bats = shutil.which("bats", path=str(Path(sys.executable).parent))
     assert bats, "expected bats (make setup), found none"
     done = subprocess.run(
         [bats, str(Path(__file__).with_name("startup.bats"))],
