@@ -1,4 +1,4 @@
-"""The whole boot for real: startup.sh out of the VM's metadata, under a real systemd, until the server that it built answers.
+"""From asking for a VM to a chat with it: what Google is sent is what boots, under a real systemd, until the server that it built answers.
 
 The crate is built from the unpacked bundle and nothing else. Stands in for what cannot be had here: apt, rustup's download
 and the wheels, which are this tree's. A first run compiles for a minute; later ones find rust/target/boot.
@@ -6,6 +6,7 @@ and the wheels, which are this tree's. A first run compiles for a minute; later 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,20 +14,28 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
 from models import EMBEDDED
+from rig.api import TpuApi
 from rig.bundle import bundle, metadata
+from rig.google import Google
+from rig.provision import Rig
+from rig.records import Record
 from rig.settings import ROOT, Settings
 from rig.states import STAGES, Boot
 from tests.rig import machine as machines
 from tests.rig.fake_hub import Asked, hub_door
-from tests.rig.fake_tpu import FakeTpu, metadata_door
+from tests.rig.fake_tpu import FakeTpu, metadata_door, rest_door, services
 from tests.rig.machine import PACKAGES, PYTHON, TOOLS, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rig.provision import Status
+    from rig.states import QueuedResource
 
 NODE = "projects/p/locations/us-west4-a/nodes/gemma4-rust-qr-node"
 KEY = "key-of-this-test-0123456789"
@@ -80,7 +89,13 @@ class Vm:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.tpu, self.asked = machine, FakeTpu(), Asked()
         self.packed = bundle()
-        self.metadata = metadata(SETTINGS, KEY, self.packed)
+        self.metadata: dict[str, str] = {}
+
+    def ask_for_it(self, rig: Rig) -> None:
+        """As `torchtpu-rig create` does; its metadata are what the service was sent."""
+        assert rig.create() is not None
+        self.tpu.tick(to="ACTIVE")
+        self.metadata.update(self.tpu.nodes[NODE]["metadata"])
 
     def install(self, metadata_host: str, hub: str) -> None:
         """What an image has, and what stands in for downloads."""
@@ -90,8 +105,8 @@ class Vm:
         machine.write(f"/usr/local/bin/{SETTINGS.python_bin}", PYTHON_WITH_WHEELS, 0o755)
         machine.write(f"/etc/systemd/system/{BOOT_UNIT}", STARTUP)
         for tool in ("cargo", "rustup"):
-            here = Path(os.environ.get(f"{tool.upper()}_HOME", Path.home() / f".{tool}"))
-            machine.run("ln", "-s", str(here), f"{HOME}/{tool}")
+            here = os.environ.get(f"{tool.upper()}_HOME") or f"{Path.home()}/.{tool}"
+            machine.run("ln", "-s", here, f"{HOME}/{tool}")
         machine.run("systemctl", "daemon-reload")
         machine.run(
             "systemctl", "set-environment", f"GCE_METADATA_HOST={metadata_host}", f"HF_ENDPOINT=http://{hub}",
@@ -116,6 +131,30 @@ class Vm:
         return json.loads(text)
 
 
+class Token:
+    """Whoever asks may."""
+
+    def token(self, *, fresh: bool = False) -> str:
+        return "a-token"
+
+
+@contextlib.contextmanager
+def asking(vm: Vm, records: Path) -> Iterator[Rig]:
+    """The rig on the laptop of whoever asks for the VM, while the service is there."""
+    with (
+        rest_door(vm.tpu) as door,
+        patch.dict(os.environ, services(door)),
+        Google(Token()) as google,
+    ):
+        yield Rig(
+            SETTINGS,
+            TpuApi(google),
+            Record(SETTINGS, records),
+            prepare=lambda: KEY,
+            pack=lambda: vm.packed,
+        )
+
+
 @pytest.fixture(scope="module")
 def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vm]:
     reason = machines.lacking()
@@ -129,6 +168,8 @@ def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vm]:
             Machine(tmp_path_factory.mktemp("vm") / "machine", {KEPT: f"{HOME}/target"})
         )
         found = Vm(machine)
+        rig = stack.enter_context(asking(found, tmp_path_factory.mktemp("records")))
+        found.ask_for_it(rig)
         hub = {"acme/tiny": EMBEDDED}
         doors = [
             machine.in_network(lambda: metadata_door(found.tpu, NODE, found.metadata)),
@@ -137,6 +178,11 @@ def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vm]:
         addresses = [stack.enter_context(door).address for door in doors]
         found.install(*addresses)
         yield found
+
+
+def vm_resource(now: Status) -> QueuedResource:
+    assert now.resource is not None
+    return now.resource
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +217,19 @@ def test_a_boot_ends_with_every_stage_done_and_tells_what_the_published_one_told
     ):
         assert any(line.startswith(begin) for line in lines), f"{begin} missing in\n{vm.log}"
     assert "  CPU smoke OK\n" in booted.progress
+
+
+def test_whoever_asked_for_it_sees_it_serve_until_it_is_deleted(
+    vm: Vm, booted: Boot, tmp_path: Path
+) -> None:
+    with asking(vm, tmp_path) as rig:
+        now = rig.status()
+        assert (now.phase, now.boot) == ("serving", booted)
+        assert rig.differences(rig.adopt(vm_resource(now))) == []
+        assert rig.delete()
+        assert rig.status().phase == "absent"
+        # What follows looks at the VM, which deleting does not end here.
+        vm.ask_for_it(rig)
 
 
 def test_the_server_that_was_built_there_answers_with_the_key_of_the_metadata(
