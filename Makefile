@@ -12,7 +12,7 @@ SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp te
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu test-boot parity parity-e2b estimate sanitize bench bench-cpu serve train score ci clean
+.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu test-boot parity parity-e2b estimate sanitize bench bench-cpu pictures serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +127,9 @@ bench: build  ## Speed against transformers at E2B's size, and the server's over
 
 bench-cpu: build  ## Speed at E2B's size against llama.cpp, vLLM, mistral.rs, transformers (50 GB in $TORCHTPU_SCRATCH)
 	$(BIN)/python -m bench.cpu
+
+pictures: build  ## The README's pictures, from the real thing; needs root, systemd and Chromium
+	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
 train: build  ## Train the embedded model anew, and score it
 	$(BIN)/python -m models.training.train models/gemma4-embedded

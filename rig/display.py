@@ -209,7 +209,8 @@ def moving(status: Status, settings: Settings) -> RenderableType:
             sign = Text.from_markup(SIGNS["done"])
         elif name == current:
             sign = Text.from_markup(SIGNS["failed"]) if status.boot.failed else Spinner("dots")
-        rows.add_row(sign, name, done.get(name, ""))
+        # Begun when is for the log.
+        rows.add_row(sign, name, done.get(name, "").partition(",")[0])
     if status.boot.failure:
         rows.add_row("", "", Text(status.boot.failure))
     return rows

@@ -155,28 +155,35 @@ def asking(vm: Vm, records: Path) -> Iterator[Rig]:
         )
 
 
-@pytest.fixture(scope="module")
-def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vm]:
+def lacking() -> str | None:
+    """Why no VM can be booted here."""
     reason = machines.lacking()
-    if reason is None and shutil.which("rustup") is None:
-        reason = "needs Rust installed by rustup"
-    if reason:
-        pytest.skip(f"a machine to boot {reason}")
+    return reason or (None if shutil.which("rustup") else "needs Rust installed by rustup")
+
+
+@contextlib.contextmanager
+def asked_for(folder: Path) -> Iterator[tuple[Vm, Rig]]:
+    """A VM that was asked for and has not booted yet, and the rig that asked."""
     KEPT.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        machine = stack.enter_context(
-            Machine(tmp_path_factory.mktemp("vm") / "machine", {KEPT: f"{HOME}/target"})
-        )
-        found = Vm(machine)
-        rig = stack.enter_context(asking(found, tmp_path_factory.mktemp("records")))
-        found.ask_for_it(rig)
+        machine = stack.enter_context(Machine(folder / "machine", {KEPT: f"{HOME}/target"}))
+        vm = Vm(machine)
+        rig = stack.enter_context(asking(vm, folder / "records"))
+        vm.ask_for_it(rig)
         hub = {"acme/tiny": EMBEDDED}
         doors = [
-            machine.in_network(lambda: metadata_door(found.tpu, NODE, found.metadata)),
-            machine.in_network(lambda: hub_door(hub, found.asked, cut_first=".safetensors")),
+            machine.in_network(lambda: metadata_door(vm.tpu, NODE, vm.metadata)),
+            machine.in_network(lambda: hub_door(hub, vm.asked, cut_first=".safetensors")),
         ]
-        addresses = [stack.enter_context(door).address for door in doors]
-        found.install(*addresses)
+        vm.install(*(stack.enter_context(door).address for door in doors))
+        yield vm, rig
+
+
+@pytest.fixture(scope="module")
+def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vm]:
+    if reason := lacking():
+        pytest.skip(f"a machine to boot {reason}")
+    with asked_for(tmp_path_factory.mktemp("vm")) as (found, _):
         yield found
 
 
