@@ -46,6 +46,7 @@ def test_the_wheel_has_module_stub_crossings_server_and_model(tmp_path: Path) ->
         "torchtpu_rs/py.typed",
         "server/cli.py",
         "tpu/simulated/pjrt_forward.c",
+        "bench/load/command.py",
         "page/index.html",
         "page/vendor/marked.esm.js",
         "rig/startup.sh",

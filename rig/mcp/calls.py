@@ -17,7 +17,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
-from rig.benchmark import BenchmarkError
+from bench.load.wire import BenchmarkError
 from rig.bundle import BundleError
 from rig.cost import CostError
 from rig.errors import RigError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bench.load.published import Benchmark, usd_per_million_tokens
 from rig import replies
-from rig.benchmark import Benchmark, usd_per_million_tokens
 
 if TYPE_CHECKING:
     from rig.cost import Cost
@@ -320,7 +320,9 @@ class Measured(Benchmark):
     @classmethod
     def of(cls, found: Benchmark, cost: Cost | None) -> Self:
         """With the money, where a price is known."""
-        usd = usd_per_million_tokens(cost.usd_per_hour, found.median) if cost else None
+        # One token has no rate by the engine's timer.
+        rate = found.median
+        usd = usd_per_million_tokens(cost.usd_per_hour, rate) if cost and rate else None
         return cls(
             **found.model_dump(),
             median_tokens_per_second=round(found.median, 2),

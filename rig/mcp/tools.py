@@ -16,7 +16,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult  # noqa: TC002
 from pydantic import Field
 
-from rig import benchmark, capacity, cost, doctor, endpoint, prices, replies
+from bench.load import published
+from bench.load.wire import BenchmarkError, UnansweredError
+from rig import capacity, cost, doctor, endpoint, prices, replies
 from rig.errors import RigError
 from rig.google import UnreachableError
 from rig.mcp import results
@@ -34,7 +36,7 @@ from rig.mcp.confirmation import (
 from rig.settings import Provisioning
 
 if TYPE_CHECKING:
-    from rig.benchmark import Request, Stream
+    from bench.load.published import Request, Stream
     from rig.cost import Cost
     from rig.provision import Status
     from rig.session import Session
@@ -241,7 +243,7 @@ async def estimate_cost(
     )
     price = await in_session(ctx, wanted, lambda session: prices.current(session.google, wanted))
     rate = tokens_per_second
-    usd = benchmark.usd_per_million_tokens(price.usd_per_hour, rate) if rate else None
+    usd = published.usd_per_million_tokens(price.usd_per_hour, rate) if rate else None
     result = results.Estimate(
         **results.named(wanted),
         provisioning_model=wanted.provisioning_model,
@@ -323,14 +325,17 @@ async def run_rust_benchmark(
             done.append(one)
             report(ctx, len(done), requests + streams, str(one))
 
-        found = benchmark.run(
-            _url(session, url),
-            session.surroundings.api_key(),
-            on_request=on_request,
-            requests=requests,
-            max_tokens=max_tokens,
-            prompts=benchmark.PROMPTS[:streams],
-        )
+        try:
+            found = published.run(
+                _url(session, url),
+                session.surroundings.api_key(),
+                on_request=on_request,
+                requests=requests,
+                max_tokens=max_tokens,
+                prompts=published.PROMPTS[:streams],
+            )
+        except UnansweredError as error:
+            raise BenchmarkError(f"{error}; `torchtpu-rig check` tells which hop fails") from error
         return results.Measured.of(found, _price(session, wanted))
 
     return answer(await in_session(ctx, wanted, measure))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig import benchmark, endpoint
+from bench.load.published import usd_per_million_tokens
+from rig import endpoint
 from tests.rig.talk import ERAS, PATIENCE_SECONDS, PROJECT
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def test_the_benchmark_tells_each_request_as_it_is_measured_and_what_tokens_cost
     lines = told.text.splitlines()
     assert told.progress == [*lines[:5], *lines[6:14]]
     assert lines[5].startswith("median decode tok/s ")
-    usd = benchmark.usd_per_million_tokens(0.60, told.found["median_tokens_per_second"])
+    usd = usd_per_million_tokens(0.60, told.found["median_tokens_per_second"])
     assert told.found["usd_per_million_tokens"] == pytest.approx(usd, abs=0.01)
     assert lines[-1] == f"USD per million output tokens {told.found['usd_per_million_tokens']:.2f}"
 
