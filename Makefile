@@ -8,7 +8,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 RUST := rust/Cargo.toml rust/Cargo.lock rust/build.rs $(wildcard rust/shim/* rust/src/*.rs rust/src/*/*.rs)
 CARGO_FLAGS := --manifest-path rust/Cargo.toml --release --locked
-SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp tests/rig/machine.sh
+SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp demo/install.sh demo/launch tests/rig/machine.sh
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
@@ -99,8 +99,8 @@ $(CLAUDE):
 	@command -v npm >/dev/null || { echo "expected npm (install Node.js 20 or later from https://nodejs.org), found none" >&2; exit 1; }
 	npm install --prefix $(VENV)/claude --no-audit --no-fund --loglevel=error @anthropic-ai/claude-code@2.1.332
 
-check-plugin: build $(CLAUDE)  ## The plugin under Claude Code itself, which is installed by npm
-	CLAUDE=$(CLAUDE) $(BIN)/python -m pytest -q tests/rig/test_plugin.py
+check-plugin: build $(CLAUDE)  ## The plugin and the demo under Claude Code itself, which is installed by npm
+	CLAUDE=$(CLAUDE) $(BIN)/python -m pytest -q tests/rig/test_plugin.py tests/demo/test_install.py
 
 estimate: build  ## What E2B's compiled steps should cost on a TPU v5e, by libtpu's compiler
 	$(BIN)/python -m tpu.estimate --read 1024
@@ -121,9 +121,10 @@ parity: build  ## Compare with transformers on the embedded model, token by toke
 parity-e2b: build  ## The same on a random checkpoint of E2B's full size (8.6 GiB, made in $TORCHTPU_SCRATCH)
 	$(BIN)/python -m bench.parity_e2b
 
-bench: build  ## Speed against transformers at E2B's size, and the server's overhead; writes bench/results
+bench: build  ## Speed against transformers at E2B's size, and what the server and the shim add; writes bench/results
 	$(BIN)/python -m bench.compare
 	$(BIN)/python -m bench.server_overhead
+	$(BIN)/python -m bench.shim_overhead
 
 bench-cpu: build  ## Speed at E2B's size against llama.cpp, vLLM, mistral.rs, transformers (50 GB in $TORCHTPU_SCRATCH)
 	$(BIN)/python -m bench.cpu

@@ -33,6 +33,7 @@ CRATE = ("rust", "pyproject.toml", "README.md", "LICENSE")
 # Of these the VM needs no more: the build asks for them to be there, and the rest would fill the metadata.
 PARTLY = {
     "models": ("models/__init__.py",),
+    "demo": ("demo/__init__.py",),
     # `torchtpu-rs bench`, where no network is between.
     "bench": ("bench/__init__.py", "bench/load"),
     # The units, and what rig/keeper.py imports.

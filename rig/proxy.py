@@ -297,7 +297,9 @@ class PassThrough:
         is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
         tail = b"\n\n"
         try:
-            async for piece in response.aiter_raw():
+            # The stream itself: httpx's ways to read it count and cut, for each piece of it.
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            async for piece in response.stream:
                 tail = (tail + piece)[-2:]
                 # Waits for a caller that reads slowly, and so does the next hop then.
                 await send(_piece(piece))

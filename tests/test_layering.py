@@ -89,7 +89,9 @@ def test_server_modules_import_only_what_they_may(file: Path) -> None:
         assert not imported & {"fastapi", "starlette", "uvicorn"}
 
 
-@pytest.mark.parametrize("folder", ["server", "torchtpu_rs", "models", "bench", "rig", "page"])
+@pytest.mark.parametrize(
+    "folder", ["server", "torchtpu_rs", "models", "bench", "rig", "page", "demo"]
+)
 def test_files_are_read_in_one_sitting(folder: str) -> None:
     long = {
         f.name: n

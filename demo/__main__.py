@@ -1,0 +1,5 @@
+"""`python -m demo` is `torchtpu-rs-shim`."""
+
+from demo.shim import main
+
+main()
