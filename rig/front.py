@@ -99,6 +99,9 @@ def serve_fleet(
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                # What is tested, whatever else is installed.
+                http="h11",
+                loop="asyncio",
                 ws="none",
                 timeout_graceful_shutdown=DRAIN_SECONDS,
             )

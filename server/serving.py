@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from rich.console import Console
+    from starlette.types import ASGIApp
 
     from server.settings import Settings
     from server.worker import Progress
@@ -105,16 +106,7 @@ def serve(settings: Settings, console: Console, loader: ModelLoader | None = Non
 
     service = Service(settings, loader or ModelLoader(settings), on_progress, Notifier())
     server = DrainingServer(
-        uvicorn.Config(
-            create_app(service),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ws="none",
-            # Longer than clients and proxies keep an idle connection, so that they close it and never meet it closed.
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        ),
+        http_config(create_app(service)),
         service,
     )
     address = url_of(listener)
@@ -129,6 +121,23 @@ def serve(settings: Settings, console: Console, loader: ModelLoader | None = Non
         logging.shutdown()
         os._exit(server.exit_code)
     return server.exit_code
+
+
+def http_config(app: ASGIApp) -> uvicorn.Config:
+    """How the server speaks HTTP, whatever else is installed: uvicorn would take httptools and uvloop where it finds them."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # With httptools answers to HEAD fail (tests/server/test_http_forms.py).
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        # Longer than clients and proxies keep an idle connection, so that they close it and never meet it closed.
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

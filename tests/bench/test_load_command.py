@@ -247,6 +247,8 @@ def test_ctrl_c_keeps_the_levels_that_are_over(tmp_path: Path) -> None:
         with subprocess.Popen(
             [*bench, "--json", tmp_path / "x.json"], cwd=ROOT, text=True,
             stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            # As a terminal has it: whoever runs the tests in the background ignores SIGINT, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:  # fmt: skip
             end = threading.Timer(PATIENCE_SECONDS, process.kill)
             end.start()

@@ -107,8 +107,10 @@ def answered(url: str, name: str, key: str | None) -> tuple[list[bytes], bytes]:
     body = re.sub(OWN, b"", sent)
     # Numbers of other lengths have other lengths.
     left_out = (*OWN_HEADERS, b"content-length") if body != sent else OWN_HEADERS
-    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(left_out)]
-    return sorted(lines), body
+    status, *lines = head.split(b"\r\n")
+    # Names of headers may be written large or small.
+    pairs = [line.partition(b":") for line in lines if not line.lower().startswith(left_out)]
+    return [status, *sorted(name.lower() + colon + value for name, colon, value in pairs)], body
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
@@ -186,8 +188,9 @@ def test_a_client_that_leaves_after_ten_chunks_stops_the_server_and_is_counted_o
 @pytest.mark.parametrize("path", ["/v1/models", "/shim/status", "/"])
 def test_a_web_page_elsewhere_cannot_use_it(shim: Shim, path: str, header: str) -> None:
     answer = raw(shim.url, f"GET {path} HTTP/1.1\r\n{header}\r\nconnection: close\r\n\r\n".encode())
-    # Without any Host it is no HTTP/1.1 at all.
-    assert answer.startswith(b"HTTP/1.1 400" if header == "x: y" else b"HTTP/1.1 403")
+    # Without any Host it is no HTTP/1.1 at all, which h11 says and httptools leaves to the shim.
+    refusals = (b"HTTP/1.1 400", b"HTTP/1.1 403") if header == "x: y" else (b"HTTP/1.1 403",)
+    assert answer.startswith(refusals)
     assert b"gemma4-embedded" not in answer
 
 

@@ -9,12 +9,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import uvicorn
 
 from server.app import create_app
 from server.loading import ModelLoader
 from server.service import Service
-from server.serving import SHUTDOWN_SECONDS, DrainingServer, bind, url_of
+from server.serving import DrainingServer, bind, http_config, url_of
 from tests.fakes import PATIENCE_SECONDS, FakeEngine, Gate
 
 if TYPE_CHECKING:
@@ -70,14 +69,7 @@ class Live:
         self.ended = threading.Event()
         self.loader = loader or FakeLoader(settings, self.engine, gate)
         self.service = Service(settings, self.loader, self._progressed)
-        config = uvicorn.Config(
-            create_app(self.service),
-            log_config=None,
-            access_log=False,
-            ws="none",
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
-        self.server = DrainingServer(config, self.service)
+        self.server = DrainingServer(http_config(create_app(self.service)), self.service)
         self._listener = bind(settings.host, 0)
         self.url = url_of(self._listener)
         self.port: int = self._listener.getsockname()[1]
