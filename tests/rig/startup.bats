@@ -197,8 +197,7 @@ restart" ]
 
 @test "a secret is asked for with the VM's token, which is in no argument" {
   mkdir -p "$HOME_ON_VM/venv/bin"
-  # Not a link: a version manager's python3 goes by the name it is called with.
-  printf '#!/bin/sh\nexec python3 "$@"\n' >"$HOME_ON_VM/venv/bin/python"
+  printf '#!/bin/sh\nexec %s "$@"\n' "${PYTHON_HERE:-python3}" >"$HOME_ON_VM/venv/bin/python"
   chmod +x "$HOME_ON_VM/venv/bin/python"
   vm 'curl() {
       printf "%s " "$@" >>"$CALLS"; echo >>"$CALLS"

@@ -244,6 +244,8 @@ def test_the_scripts_functions() -> None:
     assert bats, "expected bats (make setup), found none"
     done = subprocess.run(
         [bats, str(Path(__file__).with_name("startup.bats"))],
+        # Not whatever a version manager makes of python3.
+        env=os.environ | {"PYTHON_HERE": sys.executable},
         capture_output=True,
         text=True,
         timeout=100,
