@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from rig import capacity, cost, display, doctor, endpoint, plan, prices, reach, render
+from rig import capacity, cost, display, doctor, endpoint, plan, prices, reach, render, replies
 from rig.bundle import bundle, metadata
 from rig.command import (
     DAY,
@@ -34,7 +34,6 @@ from rig.records import Record
 from rig.settings import FILE, read
 
 if TYPE_CHECKING:
-    from rig.cost import Cost
     from rig.session import Session
 
 app = typer.Typer(
@@ -114,10 +113,8 @@ def _create(session: Session, yes: bool) -> None:
     if not yes and not typer.confirm("Create it?", err=True):
         end("nothing was created", 1)
     session.rig.create(price)
-    stderr.print(
-        f"🚀 Queued Resource {session.settings.queued_resource} creation initiated in {session.settings.zone}, "
-        f"serving `{session.settings.checkpoints[0]}`."
-    )
+    wanted = session.settings
+    stderr.print(replies.initiated(wanted.queued_resource, wanted.zone, wanted.checkpoints[0]))
 
 
 @app.command()
@@ -166,7 +163,7 @@ def status(
             found = display.as_json(now, holding)
             stdout.print_json(json.dumps(found))
             return
-        stdout.print(display.status_table(now, session.settings, _price(session)))
+        stdout.print(display.status_table(now, session.settings, session.price()))
         if advice := now.advice(session.settings):
             stderr.print(Text(advice), soft_wrap=True)
         for one in holding:
@@ -176,14 +173,6 @@ def status(
                     f"torchtpu-rig delete --zone {one.zone} --name {one.short_name}"
                 )
             )
-
-
-def _price(session: Session) -> Cost | None:
-    try:
-        return prices.current(session.google, session.settings)
-    except cost.CostError:
-        # Only for the money: a state is shown without.
-        return None
 
 
 @app.command()
@@ -276,9 +265,7 @@ def delete(
         wanted = session.settings.queued_resource
         if not yes and typer.prompt(f"Type {wanted} to delete it", err=True) != wanted:
             end("nothing was deleted", 1)
-        existed = session.rig.delete()
-        if not session.rig.siblings():
-            session.surroundings.clear()
+        existed = session.delete()
         stderr.print(f"{wanted} is deleted" if existed else f"there was no {wanted}")
 
 

@@ -13,21 +13,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rig.bundle import BundleError
-from rig.cost import CostError
-from rig.errors import RigError
-from rig.google import GoogleError, UnreachableError
-from rig.network import NetworkError
-from rig.session import Session, opened
+from rig.session import FAULTS, Session, opened
 from rig.settings import SettingsError, read
-from rig.tokens import TokenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EX_CONFIG = 78
 STILL_WAITING = 3
-FAULTS = (RigError, GoogleError, UnreachableError, TokenError, CostError, BundleError, NetworkError)
 
 stdout, stderr = Console(), Console(stderr=True)
 

@@ -18,13 +18,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
 from bench.load.wire import BenchmarkError
-from rig.bundle import BundleError
-from rig.cost import CostError
-from rig.errors import RigError
-from rig.google import GoogleError, UnreachableError
+from rig import session
 from rig.session import opened
 from rig.settings import SettingsError, read
-from rig.tokens import TokenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,10 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FAULTS = (
-    *(RigError, GoogleError, UnreachableError, TokenError),
-    *(CostError, BundleError, SettingsError, BenchmarkError),
-)
+FAULTS = (*session.FAULTS, SettingsError, BenchmarkError)
 """What a user or the service can cause; anything else is a fault of ours and stays on stderr."""
 
 # What the rig's sentences call by its command, a model calls by its tool.

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from bench.load import published
 from bench.load.wire import BenchmarkError, UnansweredError
-from rig import capacity, cost, doctor, endpoint, prices, replies
+from rig import capacity, doctor, endpoint, prices, replies
 from rig.errors import RigError
 from rig.google import UnreachableError
 from rig.mcp import results
@@ -37,7 +37,6 @@ from rig.settings import Provisioning
 
 if TYPE_CHECKING:
     from bench.load.published import Request, Stream
-    from rig.cost import Cost
     from rig.provision import Status
     from rig.session import Session
     from rig.settings import Settings
@@ -202,9 +201,7 @@ async def delete_tpu_queued_resource(
     nothing = isinstance(typed(outcome, wanted.queued_resource), NothingThere)
 
     def delete(session: Session) -> results.Deleted:
-        existed = False if nothing else session.rig.delete()
-        if not nothing and not session.rig.siblings():
-            session.surroundings.clear()
+        existed = False if nothing else session.delete()
         return results.Deleted(**results.named(wanted), existed=existed)
 
     return answer(await in_session(ctx, wanted, delete))
@@ -336,7 +333,7 @@ async def run_rust_benchmark(
             )
         except UnansweredError as error:
             raise BenchmarkError(f"{error}; `torchtpu-rig check` tells which hop fails") from error
-        return results.Measured.of(found, _price(session, wanted))
+        return results.Measured.of(found, session.price())
 
     return answer(await in_session(ctx, wanted, measure))
 
@@ -355,11 +352,3 @@ def _url(session: Session, given: str | None) -> str:
             f"expected an address of this machine (http://127.0.0.1:PORT), found {given}"
         )
     return given.rstrip("/").removesuffix("/v1")
-
-
-def _price(session: Session, wanted: Settings) -> Cost | None:
-    try:
-        return prices.current(session.google, wanted)
-    except cost.CostError:
-        # Only for the money: speed is told without.
-        return None
