@@ -3,6 +3,7 @@
 # test_startup.py runs this file, and the stages in their order.
 
 setup() {
+  unset SECRETMANAGER_API_ENDPOINT TPU_API_ENDPOINT # Google's own addresses are expected here.
   export RIG_SOURCE_ONLY=1 RIG_ROOT=$BATS_TEST_TMPDIR/root RIG_PAUSE=0
   export CALLS=$BATS_TEST_TMPDIR/calls
   export HOME_ON_VM=$RIG_ROOT/opt/torchtpu-rs
@@ -21,9 +22,10 @@ VM
   export SCRIPT=$BATS_TEST_DIRNAME/../../rig/startup.sh
 }
 
-# A shell that has read the script, and `commands` after it.
+# A shell that has read the script, and `commands` after it. What it printed is shown where the test fails.
 vm() { # vm commands
   run bash -c 'source "$1"; eval "$2"' vm "$BATS_TEST_TMPDIR/vm" "$1"
+  echo "$output"
 }
 
 # A bare `! grep` in the middle of a test would fail nothing.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.from_thread
-import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ElicitResult, TextContent
@@ -255,13 +254,10 @@ class World:
 
 @contextlib.contextmanager
 def cloud(place: Path) -> Iterator[World]:
-    """A world for a module's tests; `reset` it for each."""
+    """A world for many tests; `reset` it for each."""
     tpu = FakeTpu()
-    with pytest.MonkeyPatch.context() as patch, rest_door(tpu) as door:
-        for key, value in services(door).items():
-            patch.setenv(key, value)
-        with contextlib.closing(World(tpu, door, place)) as world:
-            yield world
+    with rest_door(tpu) as door, contextlib.closing(World(tpu, door, place)) as world:
+        yield world
 
 
 class Held:

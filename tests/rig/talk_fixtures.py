@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rig.fake_tpu import services
 from tests.rig.talk import cloud
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture
-def world(shared_world: World) -> World:
+def world(shared_world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Nothing is there, nothing is remembered, and settings are as they come."""
+    for key, value in services(shared_world.door).items():
+        monkeypatch.setenv(key, value)
     shared_world.reset()
     return shared_world
