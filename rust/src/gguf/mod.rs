@@ -3,9 +3,12 @@
 //! Files are mapped, and checked before anything is made of them. What their keys and names mean in Hugging Face's words
 //! is said here; which of them a model needs is `config`'s and `weights`' business.
 
+mod blocks;
+mod config;
 mod cursor;
 mod files;
 mod metadata;
+mod names;
 mod tensors;
 mod types;
 
@@ -15,9 +18,12 @@ use std::{
     sync::Arc,
 };
 
+pub(crate) use blocks::{MOST, dequantize};
+pub(crate) use config::{config, key_of};
 use cursor::Cursor;
 pub(crate) use files::{files_of, is_gguf};
 pub(crate) use metadata::{Metadata, Value};
+pub(crate) use names::hugging_face_name;
 pub(crate) use tensors::TensorInfo;
 pub(crate) use types::Type;
 
