@@ -1,4 +1,4 @@
-//! A GGUF file's metadata → what config.json and generation_config.json would say of the model, in Hugging Face's words.
+//! A GGUF file's metadata → what `config.json` and `generation_config.json` would say of the model, in Hugging Face's words.
 //!
 //! Keys are those that llama.cpp's converter writes (`conversion/gemma.py`); what it leaves out is the family's, as llama.cpp
 //! itself has it. Whether the sizes make sense is `config`'s business, as for any checkpoint.
@@ -47,31 +47,17 @@ pub(crate) fn key_of(metadata: &Metadata, key: &str) -> String {
     ];
     let found = SIZES.iter().chain(&others).find(|pair| pair.0 == key);
     match (found, metadata.text("general.architecture")) {
-        (Some((_, own)), Ok(Some(architecture))) => format!("{architecture}.{own}` (`{key}`)"),
+        (Some((_, own)), Ok(Some(architecture))) => format!("{architecture}.{own} ({key})"),
         _ => key.to_owned(),
     }
 }
 
-/// config.json and generation_config.json.
+/// `config.json` and `generation_config.json`.
 ///
 /// # Errors
 /// `Config` naming the key; `Unsupported` for another architecture.
 pub(crate) fn config(gguf: &Gguf) -> Result<(Map<String, Json>, Map<String, Json>)> {
-    let metadata = gguf.metadata();
-    let architecture = "general.architecture";
-    let keys = match metadata.text(architecture)? {
-        Some(name @ ("gemma3" | "gemma4")) => Keys { gguf, metadata, architecture: name },
-        Some(other) => {
-            return Err(Error::Unsupported {
-                file: gguf.files[0].path.clone(),
-                what: format!(
-                    "architecture `{}` (expected gemma3 or gemma4)",
-                    super::shortened(other)
-                ),
-            });
-        }
-        None => return Err(metadata.wrong(architecture, "expected a text, found none".into())),
-    };
+    let keys = Keys { gguf, metadata: gguf.metadata(), architecture: gguf.architecture()? };
     let config = if keys.architecture == "gemma3" { keys.gemma3() } else { keys.gemma4() };
     Ok((config?, keys.generation()?))
 }
@@ -369,7 +355,7 @@ impl Keys<'_> {
         let (factors, _) = file.map.bytes()[tensor.range.clone()].as_chunks::<4>();
         let mut factors = factors.iter().map(|&bytes| f32::from_le_bytes(bytes)).peekable();
         let mut turning = 0_usize;
-        while factors.next_if(|&factor| factor == 1.0).is_some() {
+        while factors.next_if(|factor| factor.to_bits() == 1_f32.to_bits()).is_some() {
             turning += 1;
         }
         if factors.all(|factor| factor >= 1e29) {

@@ -44,7 +44,7 @@ const LAYER: [(&str, &str); 27] = [
 ];
 
 /// Factors of rotary frequencies: the config has what they say.
-pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+pub(crate) const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// Hugging Face's name; `None` for a tensor that is read with the config or that no model of the family has.
 pub(crate) fn hugging_face_name(name: &str) -> Option<String> {
