@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from models import EMBEDDED
-from server import bench_commands
+from server import bench_commands, quantize_command
 from server.engine import package_version
 from server.errors import ApiError
 from server.exits import EX_CONFIG, fail, key_in
@@ -30,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_commands.app)
+app.add_typer(quantize_command.app)
 
 Models = Annotated[
     list[str] | None,
