@@ -128,7 +128,7 @@ def _lossless(values: _Values) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors of the groups that lie on a grid of 4 bits, and which groups those are.
 
     The largest value is some whole multiple m of the step, rounded: m = 8 in what llama.cpp's Q4_0 made. Its own rounding
-    moves the quotient by less than two places of the factor's type, unless m is a power of two.
+    moves the quotient by less than two places of the weights' type, unless m is a power of two.
     """
     count = len(values.groups)
     scale = values.groups.new_ones(count)
@@ -141,7 +141,7 @@ def _lossless(values: _Values) -> tuple[torch.Tensor, torch.Tensor]:
             rest = (~found).nonzero().squeeze(-1)
             if not len(rest):
                 return scale, found
-            tried = values.rounded(_neighbour((extreme[rest] / -m).to(values.scale_dtype), places))
+            tried = values.rounded(_neighbour((extreme[rest] / -m).to(values.dtype), places))
             likely = glimpse.some(rest).is_read_back(tried).nonzero().squeeze(-1)
             rest, tried = rest[likely], tried[likely]
             exact = values.some(rest).is_read_back(tried)
