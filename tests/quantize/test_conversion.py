@@ -17,7 +17,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import torchtpu_rs
 from bench.exact import equal_bits, load_transformers, run_transformers
-from quantize import QuantizeError, conversion, convert
+from quantize import QuantizeError, convert
 from tests import checkpoints
 
 STEPS = 8
@@ -80,8 +80,8 @@ def dense_copy(packed: Path, folder: Path) -> Path:
 
 def gemma3(folder: Path) -> Path:
     torch.manual_seed(5)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    model: Any = Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3))
+    model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
@@ -300,7 +300,7 @@ def test_what_is_packed_already_or_of_another_family_is_refused(
 def test_a_full_disk_is_noticed_before_anything_is_written(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert "of free space for the packed checkpoint, found 0.00 GB" in refused(
         dense, tmp_path / "out"
     )

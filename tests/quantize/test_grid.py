@@ -27,7 +27,8 @@ def with_outliers(rows: int, columns: int) -> torch.Tensor:
 def whole_numbers(packed: Packed, packing: Packing, columns: int) -> torch.Tensor:
     words = packed.words.contiguous().view(torch.int32)
     shape = torch.Size([len(words), columns])
-    return unpack_from_int32(words, packing.num_bits, shape)
+    whole: torch.Tensor = unpack_from_int32(words, packing.num_bits, shape)
+    return whole
 
 
 def read_back(packed: Packed, packing: Packing, columns: int) -> torch.Tensor:
