@@ -35,11 +35,15 @@ def dense() -> Path:
     """What transformers makes of that file, in bfloat16, as safetensors; about a minute the first time."""
     out = folder("transformers")
     if not (out / "config.json").is_file():
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
         file = packaged()
+        # Unpacked, or its products would be float32's.
         model = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
         )
         part = out.with_name(out.name + ".part")
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(part)
