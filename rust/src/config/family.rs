@@ -51,8 +51,8 @@ pub(crate) struct Traits {
     pub(crate) norm_form: NormForm,
     /// Values are normed too, without a weight.
     pub(crate) norms_values: bool,
-    /// Multiplies the scores. 1 where the weights of `q_norm` and `k_norm` carry the temperature.
-    pub(crate) attention_scale: f64,
+    /// Multiplies the scores; `None` where the weights of `q_norm` and `k_norm` carry the temperature.
+    pub(crate) attention_scale: Option<f64>,
     /// The layer's output is multiplied by a number of its own.
     pub(crate) has_layer_scalar: bool,
 }
@@ -150,15 +150,15 @@ impl Family {
             Self::Gemma3 => Traits {
                 norm_form: NormForm::OnePlus,
                 norms_values: false,
-                attention_scale: text
-                    .number_or("query_pre_attn_scalar", 256.0, 1e-6..=1e9)?
-                    .powf(-0.5),
+                attention_scale: Some(
+                    text.number_or("query_pre_attn_scalar", 256.0, 1e-6..=1e9)?.powf(-0.5),
+                ),
                 has_layer_scalar: false,
             },
             Self::Gemma4 => Traits {
                 norm_form: NormForm::Plain,
                 norms_values: true,
-                attention_scale: 1.0,
+                attention_scale: None,
                 has_layer_scalar: true,
             },
         })
@@ -214,7 +214,7 @@ mod tests {
         let traits = Traits {
             norm_form: NormForm::OnePlus,
             norms_values: false,
-            attention_scale: 1.0 / 16.0,
+            attention_scale: Some(1.0 / 16.0),
             has_layer_scalar: false,
         };
         assert_eq!(config.traits, traits);
