@@ -1,6 +1,6 @@
 """How far each form of the same real weights is from transformers, by teacher forcing.
 
-    python -m bench.real.quality [--texts 4] [--tokens 256] [--no-llama] [--out bench/results/real-quality.json]
+    python -m bench.real.quality [--texts 4] [--tokens 256] [--only llama] [--out bench/results/real-quality.json]
 
 Every token of a fixed text is predicted from the true ones before it. The yardstick is transformers in bfloat16 with its defaults, reading the
 package's GGUF file; its own noise stands beside it (eager attention in place of sdpa). KL is of the yardstick's
@@ -57,7 +57,8 @@ def _ours(
     return [engine.logits(text, all=True) for text in ids]
 
 
-def _llama(ids: list[list[int]], file: Path) -> Logits:
+def _llama(ids: list[list[int]], form: str) -> Logits:
+    file = forms.packaged() if form == "Q4_K_M" else forms.llama(form)
     python = install.environment("llama-cpp-python", install.LLAMA, "numpy")
     out = forms.folder("llama-logits.npy")
     script = Path(__file__).with_name("llama_logits.py")
@@ -68,7 +69,7 @@ def _llama(ids: list[list[int]], file: Path) -> Logits:
     return [found[end - len(text) : end] for text, end in zip(ids, ends, strict=True)]
 
 
-def sides(ids: list[list[int]], *, with_llama: bool) -> Iterator[tuple[str, Callable[[], Logits]]]:
+def sides(ids: list[list[int]]) -> Iterator[tuple[str, Callable[[], Logits]]]:
     """What is compared with the yardstick, and how its logits are had."""
     package, w4a16 = forms.packaged(), "w4a16 by torchtpu-rs quantize"
     yield "transformers, eager attention", lambda: _transformers(ids, "eager")
@@ -80,10 +81,8 @@ def sides(ids: list[list[int]], *, with_llama: bool) -> Iterator[tuple[str, Call
         lambda: _ours(ids, forms.packed("int8"), "exact"),
     )
     yield "ours, int8 as a TPU has it", lambda: _ours(ids, package, "int8")
-    if with_llama:
-        for form, how in LLAMA:
-            file = package if form == "Q4_K_M" else forms.llama(form)
-            yield f"llama.cpp, {form} {how}", lambda file=file: _llama(ids, file)  # type: ignore[misc]
+    for form, how in LLAMA:
+        yield f"llama.cpp, {form} {how}", lambda form=form: _llama(ids, form)  # type: ignore[misc]
 
 
 def perplexity(ids: list[list[int]], logits: Logits) -> float:
@@ -134,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--texts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--only", default="", help="sides whose names have this inside")
     parser.add_argument("--out", type=Path, default=Path("bench/results/real-quality.json"))
     arguments = parser.parse_args()
     from transformers import AutoTokenizer
@@ -143,7 +142,9 @@ def main() -> None:
     ids = texts(lambda text: list(tokenizer(text).input_ids), arguments.texts, arguments.tokens)
     wanted = _transformers(ids, "sdpa")
     rows = [compared("transformers, bfloat16", ids, wanted, wanted)]
-    for name, logits in sides(ids, with_llama=not arguments.no_llama):
+    for name, logits in sides(ids):
+        if arguments.only not in name:
+            continue
         rows.append(compared(name, ids, wanted, logits()))
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
         sys.stdout.flush()
