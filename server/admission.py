@@ -160,7 +160,12 @@ def render_chat(request: ChatRequest, text: TextSide) -> RenderedPrompt:
 def encode_raw(text: str, tokenizer: Tokenizer, *, add_bos: bool) -> list[int]:
     """A raw prompt, where typed markers are markers; with `add_bos` exactly one <bos> in front."""
     token_ids = tokenizer.encode_prompt(text)
-    if add_bos and tokenizer.bos_id is not None and token_ids[:1] != [tokenizer.bos_id]:
+    if (
+        add_bos
+        and tokenizer.adds_bos
+        and tokenizer.bos_id is not None
+        and token_ids[:1] != [tokenizer.bos_id]
+    ):
         return [tokenizer.bos_id, *token_ids]
     return token_ids
 
