@@ -24,6 +24,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Encoding this many characters takes milliseconds; more would hold up every stream of the event loop.
 INLINE_CHARACTERS = 50_000
 
+# vLLM and mistral.rs answer 400 too; llama.cpp takes ChatML, whose markers a Gemma has never seen.
+NO_TEMPLATE = (
+    "this model has no chat template: it continues texts, which /v1/completions asks it to; for conversations serve an "
+    "instruction-tuned model, whose checkpoint brings a template"
+)
+
 T = TypeVar("T")
 
 
@@ -32,7 +38,8 @@ class TextSide:
     """What turns messages into ids and ids into text."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: ChatTemplate | None
+    """None for a base model, which continues texts and knows no conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,8 @@ def render_chat(request: ChatRequest, text: TextSide) -> RenderedPrompt:
     Raises:
         ApiError: 400 with the path the template or the conversation's rules object to.
     """
+    if text.template is None:
+        raise invalid(f"messages: {NO_TEMPLATE}", "messages")
     continues = bool(request.continue_final_message)
     prompted = request.add_generation_prompt
     try:
