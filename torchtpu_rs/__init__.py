@@ -50,6 +50,7 @@ from torchtpu_rs._native import (  # noqa: E402  (only after torch and the check
     DeviceError,
     Engine,
     Step,
+    gguf_metadata,
     matmul_sum,
 )
 
@@ -61,5 +62,6 @@ __all__ = [
     "DeviceError",
     "Engine",
     "Step",
+    "gguf_metadata",
     "matmul_sum",
 ]

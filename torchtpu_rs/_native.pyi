@@ -17,6 +17,7 @@ __all__ = [
     "DeviceError",
     "Engine",
     "Step",
+    "gguf_metadata",
     "matmul_sum",
 ]
 
@@ -204,6 +205,22 @@ class Step:
             ValueError: the number of tensors is wrong.
             DeviceError: an operation failed.
         """
+
+def gguf_metadata(
+    path: str | PathLike[str],
+) -> dict[
+    str,
+    int | float | bool | str | list[int] | list[float] | list[bool] | list[str],
+]:
+    """The metadata of a GGUF model, by key: the tokenizer, the chat template, sizes.
+
+    Args:
+        path: a file (of a set of files any one), or a folder that has the files of one model.
+
+    Raises:
+        CheckpointError: names file and key.
+        OSError: the file cannot be read.
+    """
 
 def matmul_sum(like: Tensor) -> Tensor:
     """The sum of an 8x8 product of ones, a tensor that is still on `like`'s device: 512.

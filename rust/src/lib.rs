@@ -21,6 +21,7 @@ mod config;
 mod engine;
 mod error;
 mod fast;
+mod gguf;
 mod json;
 mod kernels;
 mod model;

@@ -1,13 +1,15 @@
 //! The Python module: what crosses, how errors become Python's, when the GIL is held.
 //!
-//! The one file with pyo3 besides `aten/python.rs`. Every call that can reach ATen releases the GIL and
+//! With the other files of this folder the one place of pyo3 besides `aten/python.rs`. Every call that can reach ATen releases the GIL and
 //! takes it back only for a callback. `rust/PYO3.md` has a row for each crossing.
 #![expect(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 
+mod checkpoint;
 mod programs;
 
 use std::{path::PathBuf, time::Duration};
 
+use checkpoint::{gguf_metadata, paths};
 use programs::{Step, bind_programs, compile_options};
 
 use pyo3::{
@@ -156,7 +158,7 @@ impl Engine {
         programs: Option<Py<PyAny>>,
         on_load: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let checkpoint = folders(checkpoint)?;
+        let checkpoint = paths(checkpoint)?;
         let options = Options {
             checkpoint: checkpoint.clone(),
             like: device_of(like)?,
@@ -326,22 +328,6 @@ fn matmul_sum<'py>(py: Python<'py>, like: &Bound<'py, PyAny>) -> PyResult<Bound<
     sum.map_err(python_error)?.to_python(py)
 }
 
-/// One folder or a sequence of them.
-fn folders(checkpoint: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
-    let folders = match checkpoint.extract::<PathBuf>() {
-        Ok(folder) => vec![folder],
-        Err(_) => checkpoint.extract::<Vec<PathBuf>>()?,
-    };
-    if folders.is_empty() {
-        return Err(PyValueError::new_err("expected at least one checkpoint folder, found none"));
-    }
-    if let Some(missing) = folders.iter().find(|folder| !folder.is_dir()) {
-        let text = format!("{}: expected a checkpoint folder, found none", missing.display());
-        return Err(CheckpointError::new_err(text));
-    }
-    Ok(folders)
-}
-
 /// The tensor that names the device.
 fn device_of(like: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let wrong = |found: String| {
@@ -432,7 +418,8 @@ pub mod _native {
     use super::{Bound, PyDict, PyModule, PyResult};
     #[pymodule_export]
     use super::{
-        CheckpointError, ContextFullError, Decoded, DeviceError, Engine, Step, matmul_sum,
+        CheckpointError, ContextFullError, Decoded, DeviceError, Engine, Step, gguf_metadata,
+        matmul_sum,
     };
     use pyo3::types::{PyDictMethods, PyModuleMethods};
 

@@ -3,7 +3,7 @@
 
 use pyo3::{prelude::*, types::PyList};
 
-use super::{device_of, folders, python_error};
+use super::{device_of, paths, python_error};
 use crate::{
     aten::Tensor,
     captured::{self, Kind},
@@ -120,7 +120,7 @@ impl Step {
         let kind = if prefill { Kind::Prefill } else { Kind::Decode };
         let shape = Shape { slots, context, chunk: Some(spare) };
         let like = device_of(like)?;
-        let folders = folders(checkpoint)?;
+        let folders = paths(checkpoint)?;
         let step = captured::CapturedStep::new(&folders, &like, (shape, int8), (kind, read));
         Ok(Self { step: step.map_err(python_error)? })
     }
