@@ -18,6 +18,9 @@ VARIATIONS = {
     "k_eq_v": checkpoints.K_EQ_V,
     "one_kv_head": checkpoints.ONE_KV_HEAD,
     "no_groups": checkpoints.NO_GROUPS,
+    "gemma3": checkpoints.GEMMA3,
+    "gemma3_one_kv_head": checkpoints.GEMMA3_ONE_KV_HEAD,
+    "gemma3_no_groups": checkpoints.GEMMA3_NO_GROUPS,
 }
 
 

@@ -129,6 +129,7 @@ unsafe extern "C" {
         value: Raw,
         mask: Raw,
         is_causal: bool,
+        scale: f64,
         enable_gqa: bool,
         out: Out,
     ) -> i32;
