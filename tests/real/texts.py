@@ -65,4 +65,4 @@ def corpus(size: int = 100_000) -> str:
     english = "\n".join(topics.topics.values())
     parts = ["\n".join(PROMPTS.values()), mixed, "".join(draw.sample(assigned, _CHARACTERS))]
     room = size - len("\n".join(parts).encode())
-    return "\n".join([*parts, code[: room // 3], english[:room]])
+    return "\n".join([*parts, code[: room // 3], english[: room - room // 3]])
