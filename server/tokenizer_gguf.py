@@ -15,7 +15,7 @@ from server.checkpoint import CheckpointError
 from server.tokenizer import Tokenizer, check_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _MODEL: Final = "tokenizer.ggml.model"
 _TOKENS: Final = "tokenizer.ggml.tokens"
@@ -28,6 +28,13 @@ TEMPLATE: Final = "tokenizer.chat_template"
 # llama.cpp's token types. Normal (1) and unused (5) tokens are what merges make.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _KNOWN_TYPES: Final = frozenset(range(7))
+
+_EXPECTED: Final = {
+    _TOKENS: "a text",
+    _MERGES: "a text",
+    _SCORES: "a number",
+    _TYPES: "one of llama.cpp's token types, 0 to 6",
+}
 
 # Gemma's longest has 31; every token is cut at every place, so a length without a bound would be work without one.
 _LONGEST_TOKEN: Final = 256
@@ -209,11 +216,7 @@ def _token_types(metadata: Mapping[str, object], count: int, where: str) -> list
         raise CheckpointError(
             f"{where}, {_TYPES}: expected a type for each of {count} tokens, found {len(types)}"
         )
-    wrong = next((t for t in types if type(t) is not int or t not in _KNOWN_TYPES), None)
-    if wrong is not None:
-        raise CheckpointError(
-            f"{where}, {_TYPES}: expected llama.cpp's token types 0 to 6, found {_shown(wrong)}"
-        )
+    _check_each(types, lambda kind: type(kind) is int and kind in _KNOWN_TYPES, _TYPES, where)
     return types
 
 
@@ -225,17 +228,23 @@ def _check_scores(metadata: Mapping[str, object], count: int, where: str) -> Non
         raise CheckpointError(
             f"{where}, {_SCORES}: expected a score for each of {count} tokens, found {len(scores)}"
         )
-    wrong = next((s for s in scores if type(s) is not float and type(s) is not int), None)
-    if wrong is not None:
-        raise CheckpointError(f"{where}, {_SCORES}: expected numbers, found {_shown(wrong)}")
+    _check_each(scores, lambda score: type(score) in (float, int), _SCORES, where)
 
 
 def _texts(metadata: Mapping[str, object], key: str, where: str) -> list[str]:
     texts = _list(metadata, key, where)
-    wrong = next((text for text in texts if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise CheckpointError(f"{where}, {key}: expected texts, found {_shown(wrong)}")
+    _check_each(texts, lambda text: isinstance(text, str), key, where)
     return texts
+
+
+def _check_each(
+    values: Sequence[object], is_right: Callable[[object], bool], key: str, where: str
+) -> None:
+    wrong = next((i for i, value in enumerate(values) if not is_right(value)), None)
+    if wrong is not None:
+        raise CheckpointError(
+            f"{where}, {key}[{wrong}]: expected {_EXPECTED[key]}, found {_shown(values[wrong])}"
+        )
 
 
 def _list(metadata: Mapping[str, object], key: str, where: str) -> list[Any]:

@@ -91,25 +91,31 @@ def test_a_text_comes_back_whole_however_its_bytes_are_cut(tokenizer: Tokenizer,
 # Gemma 4
 
 
+@pytest.fixture(scope="session")
+def original() -> Tokenizer:
+    return Tokenizer(train_tokenizer(), {})
+
+
+@pytest.fixture(scope="session")
+def of_gemma4() -> Tokenizer:
+    return tokenizer_from_metadata(gemma4(), FILE)
+
+
 @given(pieces=st.lists(st.sampled_from([*CONTROLS.values(), *PIECES, "\n\n"])))
-def test_gemma_4s_file_makes_the_tokenizer_it_was_made_from(pieces: list[str]) -> None:
-    original = train_tokenizer()
-    ours, theirs = tokenizer_from_metadata(GEMMA4, FILE), Tokenizer(original, {})
+def test_gemma_4s_file_makes_the_tokenizer_it_was_made_from(
+    of_gemma4: Tokenizer, original: Tokenizer, pieces: list[str]
+) -> None:
     text = "".join(pieces)
-    assert ours.encode_text(text) == theirs.encode_text(text)
-    assert ours.encode_prompt(text) == theirs.encode_prompt(text)
-    assert ours.control_ids == theirs.control_ids
+    assert of_gemma4.encode_text(text) == original.encode_text(text)
+    assert of_gemma4.encode_prompt(text) == original.encode_prompt(text)
+    assert of_gemma4.control_ids == original.control_ids
 
 
-GEMMA4 = gemma4()
-
-
-def test_what_llama_cpp_prints_of_gemma_4s_markers_is_control_here() -> None:
-    tokenizer = tokenizer_from_metadata(GEMMA4, FILE)
-    call = tokenizer.token_id("<|tool_call>")
-    assert call in tokenizer.control_ids
-    assert call not in tokenizer.encode_text("<|tool_call>")
-    assert tokenizer.names["eos_token"] == "<turn|>"
+def test_what_llama_cpp_prints_of_gemma_4s_markers_is_control_here(of_gemma4: Tokenizer) -> None:
+    call = of_gemma4.token_id("<|tool_call>")
+    assert call in of_gemma4.control_ids
+    assert call not in of_gemma4.encode_text("<|tool_call>")
+    assert of_gemma4.names["eos_token"] == "<turn|>"
 
 
 # Names, flags and the chat template
@@ -162,7 +168,7 @@ def _with(key: str, value: Any) -> Callable[[Metadata], object]:
         (_without("tokens"), r"expected tokenizer\.ggml\.tokens, found no such key"),
         (_with("tokens", []), r"tokens: expected a list, found an empty list"),
         (_with("tokens", "a" * 1000), r"tokens: expected a list, found 'aaaa.*…$"),
-        (_with("tokens", [1, 2]), r"tokens: expected texts, found 1"),
+        (_with("tokens", [1, 2]), r"tokens\[0\]: expected a text, found 1"),
         (_with("tokens", ["a", "b"]), r"token_type: expected a type for each of 2 tokens, found"),
         (_without("token_type"), r"expected tokenizer\.ggml\.token_type, found no such key"),
         (
@@ -181,7 +187,7 @@ def _with(key: str, value: Any) -> Callable[[Metadata], object]:
         (_with("unknown_token_id", True), r"unknown_token_id: expected the id .* found True"),
         (_with("add_bos_token", 1), r"add_bos_token: expected true or false, found 1"),
         (_with("merges", ["a"]), r"merges\[0\]: expected two tokens .* found 'a'"),
-        (_with("merges", [None]), r"merges: expected texts, found NoneType"),
+        (_with("merges", [None]), r"merges\[0\]: expected a text, found NoneType"),
     ],
 )
 def test_bad_metadata_is_refused_with_file_and_key(
@@ -200,10 +206,10 @@ def test_bad_metadata_is_refused_with_file_and_key(
         ("tokens", "", r"tokens\[100\]: expected 1 to 256 characters, found 0"),
         ("tokens", "a" * 10**6, r"tokens\[100\]: expected 1 to 256 characters, found 1000000"),
         ("tokens", "<byte>", r"tokens: expected byte fallback .* with 255 of them"),
-        ("token_type", 9, r"token_type: expected llama\.cpp's token types 0 to 6, found 9"),
-        ("token_type", "3", r"token_type: expected .*, found '3'"),
-        ("scores", "0", r"scores: expected numbers, found '0'"),
-        ("scores", None, r"scores: expected numbers, found NoneType"),
+        ("token_type", 9, r"token_type\[100\]: expected one of .*, 0 to 6, found 9"),
+        ("token_type", "3", r"token_type\[100\]: expected one of .*, found '3'"),
+        ("scores", "0", r"scores\[100\]: expected a number, found '0'"),
+        ("scores", None, r"scores\[100\]: expected a number, found NoneType"),
     ],
 )
 def test_one_bad_entry_is_refused_with_file_and_key(key: str, value: object, message: str) -> None:
