@@ -225,9 +225,8 @@ mod tests {
         let mut json = four_b();
         json["eos_token_id"] = Value::Null;
         assert_eq!(parse(&json).unwrap().eos_token_ids, [1]);
-        json.as_object_mut().unwrap().remove("model_type");
         json["text_config"]["model_type"] = "gemma4_text".into();
-        assert!(parse(&json).unwrap_err().to_string().contains("vocab_size"));
+        assert!(parse(&json).unwrap_err().to_string().contains("num_key_value_heads"));
     }
 
     #[test]
@@ -297,7 +296,7 @@ mod tests {
             ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope_scaling.factor"),
             ("rope_theta", json!(0), "rope_theta"),
             ("rope_local_base_freq", json!([]), "rope_local_base_freq"),
-            ("rope_parameters", json!({"rope_theta": 1e6}), "rope_parameters.full_attention"),
+            ("rope_parameters", json!({"rope_theta": 1e6}), "rope_parameters.sliding_attention"),
             (
                 "rope_parameters",
                 json!({"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
