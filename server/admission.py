@@ -26,8 +26,8 @@ INLINE_CHARACTERS = 50_000
 
 # vLLM and mistral.rs answer 400 too; llama.cpp takes ChatML, whose markers a Gemma has never seen.
 NO_TEMPLATE = (
-    "this model has no chat template: it continues texts, which /v1/completions asks it to; for conversations serve an "
-    "instruction-tuned model, whose checkpoint brings a template"
+    "this model has no chat template, so it takes no conversations; send a text to /v1/completions, or serve an "
+    "instruction-tuned model"
 )
 
 T = TypeVar("T")
