@@ -1,11 +1,25 @@
-"""GGUF files for tests, written with the package `gguf`."""
+"""GGUF files for tests, written with the package `gguf` as llama.cpp's converter writes them.
 
+`convert` makes one of a Gemma 4 checkpoint in Hugging Face's format, and a copy of the checkpoint with the values that
+gguf-py reads from it; `write` makes one of any keys and tensors.
+"""
+
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, TensorNameMap, get_tensor_name_map
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+
+Kind = GGMLQuantizationType
+Tensors = dict[str, tuple[np.ndarray, GGMLQuantizationType]]
+K_TYPES = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 
 
 def write(
@@ -36,3 +50,105 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def blocks(values: torch.Tensor, kind: GGMLQuantizationType, seed: int) -> np.ndarray:
+    """`values` in the type `kind`. gguf-py cannot write the K types: then random blocks, of values about as large."""
+    if kind not in K_TYPES:
+        return quantize(values.float().numpy(), kind)
+    count, size = GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, (rows, columns // count, size), dtype=np.uint8)
+    scale = 2 * columns**-0.5 * random.uniform(0.5, 1.5, (rows, columns // count, 1))
+    if kind is Kind.Q6_K:
+        data[..., -2:] = (scale / (127 * 32)).astype(np.float16).view(np.uint8)
+    else:
+        most = 15 if kind is Kind.Q4_K else 31
+        data[..., :2] = (scale / (63 * most)).astype(np.float16).view(np.uint8)
+        data[..., 2:4] = (scale / 2 / 63).astype(np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def convert(
+    folder: Path,
+    file: Path,
+    kind: GGMLQuantizationType = Kind.BF16,
+    *,
+    truth: Path | None = None,
+) -> Path:
+    """Writes the Gemma 4 checkpoint in `folder` to `file`: matrices in the type `kind` where their rows allow it, the rest in
+    float32. With `truth` also a copy of the folder, in which matrices have the values that gguf-py reads."""
+    config = json.loads((folder / "config.json").read_text())
+    names = get_tensor_name_map(MODEL_ARCH.GEMMA4, config["num_hidden_layers"])
+    tensors: Tensors = {}
+    read: dict[str, torch.Tensor] = {}
+    for seed, (name, values) in enumerate(sorted(load_file(folder / "model.safetensors").items())):
+        divides = values.ndim == 2 and values.shape[1] % GGML_QUANT_SIZES[kind][0] == 0
+        own = kind if divides else Kind.F32
+        data = blocks(values, own, seed)
+        tensors[gguf_name(name, names)] = data, own
+        read[name] = torch.from_numpy(dequantize(data, own).copy()).to(values.dtype)
+    if truth is not None:
+        shutil.copytree(folder, truth)
+        save_file(read, truth / "model.safetensors")
+    half = config["global_head_dim"] // 2
+    turning = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * half)
+    factors = np.array([1.0] * turning + [1e30] * (half - turning), np.float32)
+    tensors["rope_freqs.weight"] = factors, Kind.F32
+    return write(file, keys_of(config), tensors)
+
+
+def gguf_name(name: str, names: TensorNameMap) -> str:
+    """The name that llama.cpp's converter gives the tensor `name`."""
+    if name.endswith("layer_scalar"):
+        name += ".weight"
+    found = names.get_name(name, try_suffixes=(".weight",))
+    assert found is not None, name
+    return found
+
+
+def keys_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata that the converter writes for a Gemma 4 text model."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    owners = config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    width = config["intermediate_size"]
+    double = 2 if config["use_double_wide_mlp"] else 1
+    full_heads = config["num_global_key_value_heads"] or config["num_key_value_heads"]
+    rope = config["rope_parameters"]
+    keys = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": [
+            width if i < owners else width * double for i in range(len(slides))
+        ],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if slide else full_heads for slide in slides
+        ],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": config["global_head_dim"],
+        "attention.value_length": config["global_head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": config["global_head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+    }
+    if config["final_logit_softcapping"] is not None:
+        keys["final_logit_softcapping"] = config["final_logit_softcapping"]
+    tokenizer = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": [f"t{i}" for i in range(config["vocab_size"])],
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 106,
+    }
+    return (
+        {"general.architecture": "gemma4"} | {f"gemma4.{k}": v for k, v in keys.items()} | tokenizer
+    )

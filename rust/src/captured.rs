@@ -47,7 +47,7 @@ impl CapturedStep {
         (shape, int8): (Shape, bool),
         (kind, read): (Kind, usize),
     ) -> Result<Self> {
-        let config = Config::from_folders(folders)?;
+        let config = Config::from_paths(folders)?;
         let form = Form { shapes_only: true, ..Form::compiled(int8) };
         let step = Step::load(&config, folders, (shape, form), like, &mut |_, _| Ok(()))?;
         Ok(Self { step, kind, read })

@@ -1,9 +1,10 @@
-//! `config.json` and `generation_config.json` → [`Config`], with one [`LayerPlan`] a layer.
+//! `config.json` and `generation_config.json`, or what a GGUF file says in their place → [`Config`], with one [`LayerPlan`] a layer.
 //!
 //! Keys keep Hugging Face's names. Facts that follow from several keys (which layers own a cache, head
 //! sizes of full layers) are derived once, here, so that model code never looks at a key twice. Nothing
 //! here touches a tensor.
 
+mod documents;
 mod family;
 mod layers;
 mod quantization;
@@ -14,6 +15,7 @@ pub(crate) use quantization::Scheme;
 
 use std::path::{Path, PathBuf};
 
+use documents::Documents;
 use family::Family;
 use layers::{layer_plans, layer_types};
 use rope::rope_parameters;
@@ -22,7 +24,7 @@ use serde_json::{Map, Value};
 use crate::{
     aten::DType,
     error::{Error, Result},
-    json::{Keys, read_object},
+    json::Keys,
 };
 
 /// Upper bounds on sizes, several times what the largest member of the family has (31B: 60 layers,
@@ -136,39 +138,39 @@ pub(crate) struct Config {
     pub(crate) eos_token_ids: Vec<i64>,
     /// Ids that are never chosen (`suppress_tokens` of `generation_config.json`; 12B has two).
     pub(crate) suppress_tokens: Vec<i64>,
-    /// How weights may be packed, in any of the folders; none where nothing is quantized.
+    /// How weights may be packed, in any of the folders; none where nothing is quantized so.
     pub(crate) schemes: Vec<Scheme>,
+    /// Whether weights are stored in few bits, in any way.
+    pub(crate) is_quantized: bool,
 }
 
 impl Config {
-    /// Reads the first folder that has a config.json, and its `generation_config.json` if there is one; of other
-    /// folders' only how weights are packed there.
+    /// Reads the first of `paths` that says what the model is: a folder with config.json, and its `generation_config.json` if there is
+    /// one, or a GGUF model; of the others only how weights are packed there.
     ///
     /// # Errors
     /// `Io`, `Format`, `Config` naming the key, `Unsupported` naming the feature.
-    pub(crate) fn from_folders(folders: &[PathBuf]) -> Result<Self> {
-        let Some(folder) = folders.iter().find(|folder| folder.join("config.json").is_file())
-        else {
-            let names: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
-            return Err(Error::Input(format!(
-                "expected a folder with config.json, found none in {}",
-                names.join(", ")
-            )));
-        };
-        let file = folder.join("config.json");
-        let top = read_object(&file)?;
-        let generation_file = folder.join("generation_config.json");
-        let generation =
-            if generation_file.is_file() { Some(read_object(&generation_file)?) } else { None };
-        let generation = generation.as_ref().map(|json| (&*generation_file, json));
-        let mut config = Self::from_json(&file, &top, generation)?;
-        // Tables may be packed in another folder than the projections.
-        for other in folders.iter().map(|folder| folder.join("config.json")) {
-            if other != file && other.is_file() {
-                config.schemes.extend(schemes_of(&Keys::new(&other, &read_object(&other)?))?);
+    pub(crate) fn from_paths(paths: &[PathBuf]) -> Result<Self> {
+        let mut config: Option<Self> = None;
+        for path in paths {
+            let Some(documents) = Documents::of(path)? else { continue };
+            match &mut config {
+                None => config = Some(documents.config()?),
+                // Tables may be packed in another folder than the projections.
+                Some(config) => {
+                    config.schemes.extend(schemes_of(&documents.root())?);
+                    config.is_quantized |= documents.is_quantized()?;
+                }
             }
         }
-        Ok(config)
+        let missing = || {
+            let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+            Error::Input(format!(
+                "expected a folder with config.json or a GGUF file, found none in {}",
+                names.join(", ")
+            ))
+        };
+        config.ok_or_else(missing)
     }
 
     /// `file` and the path in `generation` are only named in errors.
@@ -219,6 +221,7 @@ impl Config {
                 }
                 None => Vec::new(),
             },
+            is_quantized: false,
             schemes: schemes_of(&root)?,
             layers,
         };

@@ -25,7 +25,7 @@ const MAX_CONTEXT: usize = 1 << 19;
 
 /// What to load, and how.
 pub(crate) struct Options {
-    /// Folders; a tensor is taken from the first that has it.
+    /// Folders and GGUF files; a tensor is taken from the first that has it.
     pub(crate) checkpoint: Vec<PathBuf>,
     /// A one-element tensor that names the device.
     pub(crate) like: Tensor,
@@ -94,7 +94,7 @@ impl Engine {
         if let Some(chunk) = options.chunk {
             check_range("prefill_chunk", chunk, 2..=MAX_CONTEXT)?;
         }
-        let config = Config::from_folders(&options.checkpoint)?;
+        let config = Config::from_paths(&options.checkpoint)?;
         let dtype = match options.dtype.or(config.dtype) {
             Some(dtype) => dtype,
             None => {
@@ -104,7 +104,7 @@ impl Engine {
         let like = options.like.to_dtype(dtype)?;
         let context = options.context.min(config.max_position_embeddings);
         let device = like.device()?;
-        let is_fast = options.fast.unwrap_or(!config.schemes.is_empty())
+        let is_fast = options.fast.unwrap_or(config.is_quantized)
             && device == "cpu"
             && dtype == DType::Bf16
             && compile.is_none();

@@ -3,9 +3,12 @@
 //! Files are mapped, and checked before anything is made of them. What their keys and names mean in Hugging Face's words
 //! is said here; which of them a model needs is `config`'s and `weights`' business.
 
+mod blocks;
+mod config;
 mod cursor;
 mod files;
 mod metadata;
+mod names;
 mod tensors;
 mod types;
 
@@ -15,9 +18,12 @@ use std::{
     sync::Arc,
 };
 
+pub(crate) use blocks::{MOST, dequantize};
+pub(crate) use config::{config, key_of};
 use cursor::Cursor;
 pub(crate) use files::{files_of, is_gguf};
 pub(crate) use metadata::{Metadata, Value};
+pub(crate) use names::{ROPE_FREQS, hugging_face_name};
 pub(crate) use tensors::TensorInfo;
 pub(crate) use types::Type;
 
@@ -75,6 +81,27 @@ impl Gguf {
     /// The metadata of the model.
     pub(crate) fn metadata(&self) -> &Metadata {
         &self.files[0].metadata
+    }
+
+    /// `gemma3` or `gemma4`.
+    ///
+    /// # Errors
+    /// `Unsupported` for another one, `Config` for none.
+    pub(crate) fn architecture(&self) -> Result<&str> {
+        let key = "general.architecture";
+        match self.metadata().text(key)? {
+            Some(name @ ("gemma3" | "gemma4")) => Ok(name),
+            Some(other) => Err(Error::Unsupported {
+                file: self.files[0].path.clone(),
+                what: format!("architecture `{}` (expected gemma3 or gemma4)", shortened(other)),
+            }),
+            None => Err(self.metadata().wrong(key, "expected a text, found none".into())),
+        }
+    }
+
+    /// Whether any weight is stored in fewer bits than a floating-point number has.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.files.iter().flat_map(|file| &file.tensors).any(|tensor| tensor.kind.is_quantized())
     }
 
     /// The tensor `name`, in the file's words.

@@ -53,11 +53,11 @@ pub(super) fn read(
         }
         let shape = shape(cursor).map_err(blame)?;
         let number = cursor.u32().map_err(blame)?;
-        let kind = Type::numbered(number).map_err(|named| match named {
-            Some(named) => Error::Unsupported {
+        let kind = Type::numbered(number).map_err(|other| match other {
+            Some(other) => Error::Unsupported {
                 file: path.to_owned(),
                 what: format!(
-                    "type {named} of tensor `{}` (expected {})",
+                    "type {other} of tensor `{}` (expected {})",
                     shortened(name),
                     Type::names()
                 ),

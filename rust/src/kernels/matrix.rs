@@ -313,6 +313,7 @@ fn each_tile(
 mod tests {
     use std::sync::Arc;
 
+    use half::f16;
     use proptest::prelude::*;
 
     use super::*;
@@ -334,6 +335,28 @@ mod tests {
 
     fn factor_of(row: usize, group: usize) -> bf16 {
         bf16::from_f32(0.01 + ((row * 3 + group * 11) % 17) as f32 * 0.004)
+    }
+
+    /// A matrix from blocks of `Q4_0`, whose factors no bfloat16 has, and its weights.
+    fn q4_0([rows, columns]: [usize; 2], kernels: &Kernels) -> (Matrix, Vec<f64>) {
+        let factor = |row: usize, group: usize| {
+            f16::from_bits(0x1001 + ((row * 31 + group * 57) % 0x1fff) as u16)
+        };
+        let nibble = |row, column| (q_of(row, column) + 8) as u8;
+        let mut blocks = Vec::new();
+        for row in 0..rows {
+            for group in 0..columns / GROUP_SIZE {
+                blocks.extend(factor(row, group).to_le_bytes());
+                let at = group * GROUP_SIZE;
+                blocks.extend((at..at + 16).map(|i| nibble(row, i) | nibble(row, i + 16) << 4));
+            }
+        }
+        let matrix = W4Matrix::from_q4_0([rows, columns], &blocks, kernels).unwrap().unwrap();
+        let weight = |i: usize| {
+            let (row, column) = (i / columns, i % columns);
+            f64::from(q_of(row, column)) * factor(row, column / GROUP_SIZE).to_f64()
+        };
+        (Matrix::W4(matrix), (0..rows * columns).map(weight).collect())
     }
 
     /// A matrix of each kind, and its weights in float64.
@@ -358,6 +381,7 @@ mod tests {
                 f64::from(q_of(row, column)) * factor_of(row, column / 32).to_f64()
             };
             all.push((Matrix::W4(packed), (0..rows * columns).map(weight).collect()));
+            all.push(q4_0([rows, columns], &kernels));
         }
         all
     }

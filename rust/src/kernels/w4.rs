@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{
     InstructionSet, Kernels, check_len, for_each_set,
@@ -22,6 +22,9 @@ pub(crate) const GROUP_SIZE: usize = 32;
 /// Columns of a record.
 pub(super) const COLUMNS: usize = 64;
 
+/// Bytes of a block of `Q4_0`.
+const Q4_0_BYTES: usize = 2 + GROUP_SIZE / 2;
+
 /// Where each of eight columns stands in a lane's word.
 const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
@@ -32,7 +35,7 @@ const AT_ONCE: usize = 4;
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub(super) struct Record {
-    /// Factors of each row as bfloat16, the first group's in the low half.
+    /// Factors of each row as bfloat16, or float16 if the matrix says so; the first group's in the low half.
     pub(super) factors: [u32; ROWS],
     /// Eight columns of each row: column 2t + p of eight in bits 16p + 4t, plus eight.
     pub(super) words: [[u32; ROWS]; COLUMNS / 8],
@@ -46,6 +49,8 @@ unsafe impl Plain for Record {}
 pub(crate) struct W4Matrix {
     rows: usize,
     columns: usize,
+    /// Factors are float16: three bits more than bfloat16 has, which no rounding takes from them.
+    is_half: bool,
     records: Huge<Record>,
 }
 
@@ -60,29 +65,43 @@ impl W4Matrix {
     ///
     /// # Errors
     /// `Input` when there is no memory for it, `Internal` when lengths are others.
-    #[expect(unsafe_code, reason = "threads fill different records")]
     pub(crate) fn new(
         [rows, columns]: [usize; 2],
         words: &[u8],
         factors: &[bf16],
         kernels: &Kernels,
     ) -> Result<Self> {
-        check_len("whole records", columns, columns / COLUMNS * COLUMNS)?;
         check_len("words", words.len(), rows * columns / 2)?;
         check_len("factors", factors.len(), rows * columns / GROUP_SIZE)?;
-        let (blocks, block) = (rows.div_ceil(ROWS), columns / COLUMNS);
-        let mut records = Huge::<Record>::zeroed(blocks * block)?;
-        let parts = Shared::new(&mut records);
-        kernels.pool.run(blocks, &|index| {
-            // SAFETY: each piece has the records of its own rows.
-            let records = unsafe { parts.part(index * block..(index + 1) * block) };
-            // Rows that fill up the last record keep factor zero.
-            let rows = index * ROWS..((index + 1) * ROWS).min(rows);
+        let records = fill([rows, columns], kernels, &|rows, records| {
             let words = &words[rows.start * columns / 2..rows.end * columns / 2];
             let factors = &factors[rows.start * columns / GROUP_SIZE..];
             pack(kernels.set, words, factors, rows.len(), records);
         })?;
-        Ok(Self { rows, columns, records })
+        Ok(Self { rows, columns, is_half: false, records })
+    }
+
+    /// The same of `blocks` of ggml's type `Q4_0`, row after row: a float16 factor, then sixteen bytes, whose low halves are columns 0
+    /// to 15, plus eight, and high halves columns 16 to 31. Factors stay as they are. `None` when one is not finite.
+    ///
+    /// # Errors
+    /// As [`W4Matrix::new`].
+    pub(crate) fn from_q4_0(
+        [rows, columns]: [usize; 2],
+        blocks: &[u8],
+        kernels: &Kernels,
+    ) -> Result<Option<Self>> {
+        let (blocks, rest) = blocks.as_chunks::<Q4_0_BYTES>();
+        check_len("blocks", blocks.len() + rest.len(), rows * columns / GROUP_SIZE)?;
+        if blocks.iter().any(|block| !f16::from_le_bytes([block[0], block[1]]).is_finite()) {
+            return Ok(None);
+        }
+        let records = fill([rows, columns], kernels, &|rows, records| {
+            let groups = columns / GROUP_SIZE;
+            let blocks = &blocks[rows.start * groups..rows.end * groups];
+            pack_q4_0(blocks, records);
+        })?;
+        Ok(Some(Self { rows, columns, is_half: true, records }))
     }
 
     /// Bytes in memory.
@@ -106,14 +125,59 @@ impl W4Matrix {
         let records = &self.records[blocks.start * count..blocks.end * count];
         #[cfg(target_arch = "x86_64")]
         if set == InstructionSet::Avx512Bf16 {
-            super::w4_avx512::blocks(records, input.narrow(tokens), self.columns, sums);
+            let x = (input.narrow(tokens), self.columns);
+            super::w4_avx512::blocks((records, self.is_half), x, sums);
             return;
         }
         let count_tokens = tokens.len();
         let x = input.wide(tokens);
         for (records, sums) in records.chunks_exact(count).zip(sums.chunks_exact_mut(count_tokens))
         {
-            block(set, records, x, sums);
+            block(set, (records, self.is_half), x, sums);
+        }
+    }
+}
+
+/// Records of a weight, which `fill_rows(rows, records)` fills sixteen rows at a time, on all threads.
+#[expect(unsafe_code, reason = "threads fill different records")]
+fn fill(
+    [rows, columns]: [usize; 2],
+    kernels: &Kernels,
+    fill_rows: &(dyn Fn(Range<usize>, &mut [Record]) + Sync),
+) -> Result<Huge<Record>> {
+    check_len("whole records", columns, columns / COLUMNS * COLUMNS)?;
+    let (blocks, block) = (rows.div_ceil(ROWS), columns / COLUMNS);
+    let mut records = Huge::<Record>::zeroed(blocks * block)?;
+    let parts = Shared::new(&mut records);
+    kernels.pool.run(blocks, &|index| {
+        // SAFETY: each piece has the records of its own rows.
+        let records = unsafe { parts.part(index * block..(index + 1) * block) };
+        // Rows that fill up the last record keep factor zero.
+        fill_rows(index * ROWS..((index + 1) * ROWS).min(rows), records);
+    })?;
+    Ok(records)
+}
+
+/// Fills the records of some rows, at most sixteen, from their blocks.
+fn pack_q4_0(blocks: &[[u8; Q4_0_BYTES]], records: &mut [Record]) {
+    const GROUPS: usize = COLUMNS / GROUP_SIZE;
+    let row = records.len() * GROUPS;
+    for (lane, blocks) in blocks.chunks_exact(row).enumerate() {
+        let (pairs, _) = blocks.as_chunks::<GROUPS>();
+        for (record, pair) in records.iter_mut().zip(pairs) {
+            for (group, block) in pair.iter().enumerate() {
+                let factor = u32::from(u16::from_le_bytes([block[0], block[1]]));
+                record.factors[lane] |= factor << (16 * group);
+                let quants = &block[2..];
+                for eight in 0..GROUP_SIZE / 8 {
+                    // Eights 0 and 1 are low halves, 2 and 3 high ones.
+                    let (bytes, half) = (&quants[eight % 2 * 8..][..8], 4 * (eight / 2));
+                    record.words[GROUP_SIZE / 8 * group + eight][lane] =
+                        bytes.iter().zip(SHIFTS).fold(0, |word, (&byte, shift)| {
+                            word | u32::from(byte >> half & 15) << shift
+                        });
+                }
+            }
         }
     }
 }
@@ -161,27 +225,41 @@ fn pack_inner<const FUSED: bool>(
 
 for_each_set! {
     /// Sums of sixteen rows with each token of `x` `[tokens, columns]`.
-    fn block(records: &[Record], x: &[f32], sums: &mut [Sums]) = block_inner
+    fn block(weight: (&[Record], bool), x: &[f32], sums: &mut [Sums]) = block_inner
 }
 
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
-fn block_inner<const FUSED: bool>(records: &[Record], x: &[f32], sums: &mut [Sums]) {
+fn block_inner<const FUSED: bool>(weight: (&[Record], bool), x: &[f32], sums: &mut [Sums]) {
+    let (records, _) = weight;
     let columns = records.len() * COLUMNS;
     let (several, rest) = sums.as_chunks_mut::<AT_ONCE>();
     let (x_several, x_rest) = x.split_at(several.len() * AT_ONCE * columns);
     for (sums, x) in several.iter_mut().zip(x_several.chunks_exact(AT_ONCE * columns)) {
-        tokens::<FUSED, AT_ONCE>(records, x, sums);
+        tokens::<FUSED, AT_ONCE>(weight, x, sums);
     }
     for (sums, x) in rest.iter_mut().zip(x_rest.chunks_exact(columns)) {
-        tokens::<FUSED, 1>(records, x, std::array::from_mut(sums));
+        tokens::<FUSED, 1>(weight, x, std::array::from_mut(sums));
     }
+}
+
+/// The finite float16 `bits` as float32, in operations that vectors have: its exponent counts from 15, not from 127.
+#[inline(always)]
+fn wide_half(bits: u32) -> f32 {
+    // 2^(127 - 15); a product of subnormals is exact too.
+    const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
+    let size = f32::from_bits((bits & 0x7fff) << 13) * SHIFT;
+    f32::from_bits(size.to_bits() | (bits & 0x8000) << 16)
 }
 
 /// Plain Rust over the lanes of one vector, which the compiler makes vectors of where it may.
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
-fn tokens<const FUSED: bool, const T: usize>(records: &[Record], x: &[f32], out: &mut [Sums; T]) {
+fn tokens<const FUSED: bool, const T: usize>(
+    (records, is_half): (&[Record], bool),
+    x: &[f32],
+    out: &mut [Sums; T],
+) {
     let columns = records.len() * COLUMNS;
     let x: [_; T] = std::array::from_fn(|token| &x[token * columns..(token + 1) * columns]);
     let mut total = [[0.0; ROWS]; T];
@@ -204,7 +282,11 @@ fn tokens<const FUSED: bool, const T: usize>(records: &[Record], x: &[f32], out:
             }
             let factors: [_; ROWS] = std::array::from_fn(|lane| {
                 let pair = record.factors[lane];
-                f32::from_bits(if group == 0 { pair << 16 } else { pair & 0xffff_0000 })
+                if is_half {
+                    wide_half(pair >> (16 * group) & 0xffff)
+                } else {
+                    f32::from_bits(if group == 0 { pair << 16 } else { pair & 0xffff_0000 })
+                }
             });
             for (total, sums) in total.iter_mut().zip(&sums) {
                 for lane in 0..ROWS {
@@ -214,4 +296,19 @@ fn tokens<const FUSED: bool, const T: usize>(records: &[Record], x: &[f32], out:
         }
     }
     *out = total;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_finite_float16_is_widened_to_its_value() {
+        for bits in 0..=u16::MAX {
+            let half = f16::from_bits(bits);
+            if half.is_finite() {
+                assert_eq!(wide_half(bits.into()).to_bits(), half.to_f32().to_bits());
+            }
+        }
+    }
 }

@@ -2,10 +2,10 @@
 #![expect(unsafe_code, reason = "instructions that not every machine has")]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
-    _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_permutexvar_epi16,
-    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32,
-    _mm512_srli_epi16, _mm512_storeu_ps,
+    __m512, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_epi16, _mm512_cvtph_ps,
+    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_slli_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps,
 };
 
 use half::bf16;
@@ -21,7 +21,12 @@ use super::{
 /// Two blocks and eight tokens at once have as many sums as there are registers for: one core makes 476 GFLOP/s of
 /// them, all that the instruction can, and 409 with one block (docs/log.md). What is added to a sum in
 /// which order is the same for any number of either.
-pub(super) fn blocks(records: &[Record], x: &[bf16], columns: usize, sums: &mut [Sums]) {
+/// Factors are float16 where `is_half`, else bfloat16.
+pub(super) fn blocks(
+    (records, is_half): (&[Record], bool),
+    (x, columns): (&[bf16], usize),
+    sums: &mut [Sums],
+) {
     let tokens = x.len() / columns;
     let count = columns / COLUMNS;
     assert!(x.len() == tokens * columns && columns == count * COLUMNS);
@@ -39,14 +44,14 @@ pub(super) fn blocks(records: &[Record], x: &[bf16], columns: usize, sums: &mut 
         _ => all::<2, 8>,
     };
     // SAFETY: `InstructionSet::available` has seen that the machine has them, and the lengths fit each other.
-    unsafe { run(records, x, count, sums) };
+    unsafe { run((records, is_half), x, count, sums) };
 }
 
 /// # Safety
 /// The machine has the instructions; lengths are those of [`blocks`] for `T` tokens.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn all<const R: usize, const T: usize>(
-    records: &[Record],
+    (records, is_half): (&[Record], bool),
     x: &[bf16],
     count: usize,
     sums: &mut [Sums],
@@ -55,13 +60,13 @@ unsafe fn all<const R: usize, const T: usize>(
     let mut sums = sums.chunks_exact_mut(R * T);
     for (records, sums) in records.by_ref().zip(sums.by_ref()) {
         // SAFETY: of `R` blocks.
-        unsafe { tile::<R, T>(records, x, count, sums) };
+        unsafe { tile::<R, T>((records, is_half), x, count, sums) };
     }
     for (records, sums) in
         records.remainder().chunks_exact(count).zip(sums.into_remainder().chunks_exact_mut(T))
     {
         // SAFETY: of one block.
-        unsafe { tile::<1, T>(records, x, count, sums) };
+        unsafe { tile::<1, T>((records, is_half), x, count, sums) };
     }
 }
 
@@ -73,7 +78,7 @@ unsafe fn all<const R: usize, const T: usize>(
 )]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn tile<const R: usize, const T: usize>(
-    records: &[Record],
+    (records, is_half): (&[Record], bool),
     x: &[bf16],
     count: usize,
     sums: &mut [Sums],
@@ -128,7 +133,7 @@ unsafe fn tile<const R: usize, const T: usize>(
             for block in 0..R {
                 // SAFETY: as above.
                 let record = unsafe { at(records, block * count + index) };
-                let factors = factors_of(&record.factors, group);
+                let factors = factors_of(&record.factors, is_half, group);
                 for token in 0..T {
                     let chain = chains[block][token];
                     // SAFETY: there are `R * T` sums. They stay in memory, for there are more than registers.
@@ -147,8 +152,13 @@ fn load(words: &[u32; ROWS]) -> __m512i {
 
 /// The factors of one group as float32.
 #[target_feature(enable = "avx512f")]
-fn factors_of(pairs: &[u32; ROWS], group: usize) -> __m512 {
+fn factors_of(pairs: &[u32; ROWS], is_half: bool, group: usize) -> __m512 {
     let pairs = load(pairs);
+    if is_half {
+        let halves = if group == 0 { pairs } else { _mm512_srli_epi32::<16>(pairs) };
+        // The low half of each.
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves));
+    }
     _mm512_castsi512_ps(if group == 0 {
         _mm512_slli_epi32::<16>(pairs)
     } else {

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use half::bf16;
 
-use super::{Region, Weights, packed::PackedTable};
+use super::{Region, Weights, gguf::BlockTable, packed::PackedTable};
 use crate::{
     aten::DType,
     error::{Error, Result},
@@ -17,6 +17,8 @@ pub(crate) enum Table {
     Dense(Bf16Matrix),
     /// As it is stored; each row is unpacked when it is wanted.
     Packed(PackedTable),
+    /// As it is stored in a GGUF file; likewise.
+    Blocks(BlockTable),
 }
 
 impl Table {
@@ -25,6 +27,7 @@ impl Table {
         match self {
             Self::Dense(matrix) => out.copy_from_slice(&matrix.row(index)[columns]),
             Self::Packed(table) => table.read(index, columns, out),
+            Self::Blocks(table) => table.read(index, columns, out),
         }
     }
 }
@@ -53,7 +56,11 @@ impl Weights {
     /// # Errors
     /// As [`Weights::take`].
     pub(crate) fn take_stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix> {
-        let four_bits = if self.is_packed(name) { self.repack(name, shape)? } else { None };
+        let four_bits = match self.in_blocks(name, &shape)? {
+            Some(stored) => self.repack_blocks(name, shape, &stored)?,
+            None if self.is_packed(name) => self.repack(name, shape)?,
+            None => None,
+        };
         let matrix = match four_bits {
             Some(matrix) => {
                 self.four_bits = true;
@@ -70,7 +77,11 @@ impl Weights {
     /// # Errors
     /// As [`Weights::take`].
     pub(crate) fn take_table(&mut self, name: &str, shape: [usize; 2]) -> Result<Table> {
-        let (table, bytes) = if self.is_packed(name) {
+        let (table, bytes) = if let Some(stored) = self.in_blocks(name, &shape)? {
+            let table = self.block_table(name, shape[1], stored);
+            let bytes = table.bytes();
+            (Table::Blocks(table), bytes)
+        } else if self.is_packed(name) {
             let table = self.packed_table(name, shape)?;
             let bytes = table.bytes();
             (Table::Packed(table), bytes)
@@ -93,6 +104,15 @@ impl Weights {
     /// The values where the file has them, if it has them in bfloat16 and at even addresses; or a copy.
     fn dense(&mut self, name: &str, shape: [usize; 2]) -> Result<Bf16Matrix> {
         let [rows, columns] = shape;
+        if let Some((blocks, region)) = self.in_blocks(name, &shape)? {
+            let map = self.values_in_memory((&blocks, &region), &shape, DType::Bf16)?;
+            self.taken.insert(name.to_owned());
+            return Self::matrix_of(
+                name,
+                shape,
+                Arc::new(Region { map, range: 0..2 * rows * columns }),
+            );
+        }
         let sizes = [rows as i64, columns as i64];
         let values: Arc<dyn Values> = match self.find(name, &shape)? {
             Some((region, DType::Bf16)) if region.values().len() == rows * columns => {
@@ -113,6 +133,10 @@ impl Weights {
             }
             None => return Err(self.missing(name)),
         };
+        Self::matrix_of(name, shape, values)
+    }
+
+    fn matrix_of(name: &str, shape: [usize; 2], values: Arc<dyn Values>) -> Result<Bf16Matrix> {
         Bf16Matrix::new(shape, values)
             .ok_or_else(|| Error::Internal(format!("{name} has not the values of its shape")))
     }

@@ -1,4 +1,4 @@
-//! Safetensors files of one or more folders → named tensors on the device.
+//! Safetensors files of one or more folders, and GGUF files → named tensors on the device.
 //!
 //! Headers are checked against the file before anything is allocated; tensors are views of the mapped file, copied only
 //! where the device or the element type asks for it, or unpacked where they are stored packed. Names are those of a text-only
@@ -7,6 +7,7 @@
 
 mod files;
 mod form;
+mod gguf;
 mod host;
 mod packed;
 
@@ -22,12 +23,14 @@ use std::{
 
 use files::{INDEX_FILE, safetensors_files};
 use form::{PART_BYTES, bytes, quantize, split};
+use gguf::Blocks;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{
     aten::{DType, MappedFile, Tensor, num_threads},
     config::Scheme,
     error::{Error, Result},
+    gguf::files_of,
     kernels::Kernels,
 };
 
@@ -58,6 +61,8 @@ struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
     range: std::ops::Range<usize>,
+    /// How a GGUF file's bytes become values, where they are none.
+    blocks: Option<Blocks>,
 }
 
 /// Bytes of a file.
@@ -74,7 +79,7 @@ impl Region {
 
 /// All tensors of a checkpoint, and where each is to go.
 pub(crate) struct Weights {
-    folders: Vec<PathBuf>,
+    paths: Vec<PathBuf>,
     shards: Vec<Shard>,
     entries: HashMap<String, Entry>,
     /// A one-element tensor of the device and element type weights are moved to.
@@ -90,13 +95,13 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Opens every safetensors file of `folders`; a weight found in several folders is taken from the first.
+    /// Opens every safetensors file of the folders and the GGUF models in `paths`; a weight found in several is taken from the first.
     ///
     /// # Errors
     /// `Io`, `Format` or `Input` naming the file or folder.
-    pub(crate) fn open(folders: &[PathBuf], like: Tensor, form: Form) -> Result<Self> {
+    pub(crate) fn open(paths: &[PathBuf], like: Tensor, form: Form) -> Result<Self> {
         let mut weights = Self {
-            folders: folders.to_vec(),
+            paths: paths.to_vec(),
             shards: Vec::new(),
             entries: HashMap::new(),
             like,
@@ -107,25 +112,11 @@ impl Weights {
             kernels: OnceCell::new(),
             four_bits: false,
         };
-        for folder in folders {
-            let mut found = HashMap::new();
-            for (file, names) in safetensors_files(folder)? {
-                let shard = weights.shards.len();
-                let entries = weights.add_shard(&folder.join(&file))?;
-                if let Some(missing) = names.iter().find(|name| !entries.contains_key(*name)) {
-                    return Err(Error::Format {
-                        file: folder.join(INDEX_FILE),
-                        reason: format!("`{missing}` should be in {file}, but is not"),
-                    });
-                }
-                for (name, info) in entries {
-                    let text_name = text_only_name(&name);
-                    let entry = Entry { shard, name, ..info };
-                    if let Some(twin) = found.insert(text_name, entry) {
-                        return Err(weights.wrong(&twin, "it is in this folder twice".into()));
-                    }
-                }
-            }
+        for path in paths {
+            let mut found = match files_of(path)? {
+                Some(files) => weights.add_gguf(&files)?,
+                None => weights.add_folder(path)?,
+            };
             // A weight comes from one folder whole, packed or not.
             let there: HashSet<_> =
                 weights.entries.keys().map(|name| owner(name).to_owned()).collect();
@@ -134,11 +125,34 @@ impl Weights {
         }
         if weights.entries.is_empty() && !form.shapes_only {
             return Err(Error::Input(format!(
-                "expected *.safetensors files, found none in {}",
+                "expected *.safetensors files or a GGUF model, found none in {}",
                 weights.folder_names()
             )));
         }
         Ok(weights)
+    }
+
+    /// Opens every safetensors file of `folder`.
+    fn add_folder(&mut self, folder: &Path) -> Result<HashMap<String, Entry>> {
+        let mut found = HashMap::new();
+        for (file, names) in safetensors_files(folder)? {
+            let shard = self.shards.len();
+            let entries = self.add_shard(&folder.join(&file))?;
+            if let Some(missing) = names.iter().find(|name| !entries.contains_key(*name)) {
+                return Err(Error::Format {
+                    file: folder.join(INDEX_FILE),
+                    reason: format!("`{missing}` should be in {file}, but is not"),
+                });
+            }
+            for (name, info) in entries {
+                let text_name = text_only_name(&name);
+                let entry = Entry { shard, name, ..info };
+                if let Some(twin) = found.insert(text_name, entry) {
+                    return Err(self.wrong(&twin, "it is in this folder twice".into()));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Maps one file and checks its header: sizes, offsets, overlaps, element types.
@@ -170,6 +184,7 @@ impl Weights {
                     dtype: info.dtype,
                     shape: info.shape.clone(),
                     range: info.data_offsets.0..info.data_offsets.1,
+                    blocks: None,
                 };
                 (name, entry)
             })
@@ -254,6 +269,9 @@ impl Weights {
         if self.form.shapes_only && self.entries.is_empty() {
             return Tensor::zeros(&sizes, self.like.dtype()?, &self.like);
         }
+        if let Some(stored) = self.in_blocks(name, shape)? {
+            return self.values_of(name, shape, &stored);
+        }
         let Some((region, dtype)) = self.find(name, shape)? else {
             return match shape {
                 &[rows, columns] if self.is_packed(name) => self.unpack(name, [rows, columns]),
@@ -269,11 +287,7 @@ impl Weights {
     /// Where the tensor `name` of exactly `shape` lies, which counts as taken; `None` when it is nowhere, or packed.
     fn find(&mut self, name: &str, shape: &[usize]) -> Result<Option<(Region, DType)>> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
-        if entry.shape != shape {
-            let reason =
-                format!("expected shape {shape:?} by config.json, found {}", brief(&entry.shape));
-            return Err(self.wrong(entry, reason));
-        }
+        self.check_entry(entry, shape)?;
         let Some(dtype) = model_dtype(entry.dtype) else {
             let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);
             return Err(self.wrong(entry, reason));
@@ -281,6 +295,15 @@ impl Weights {
         let region = self.region_of(entry);
         self.taken.insert(name.to_owned());
         Ok(Some((region, dtype)))
+    }
+
+    fn check_entry(&self, entry: &Entry, shape: &[usize]) -> Result<()> {
+        if entry.shape == shape {
+            return Ok(());
+        }
+        let found = brief(&entry.shape);
+        let reason = format!("expected shape {shape:?} by the model's config, found {found}");
+        Err(self.wrong(entry, reason))
     }
 
     fn region_of(&self, entry: &Entry) -> Region {
@@ -299,7 +322,7 @@ impl Weights {
         self.bytes
     }
 
-    /// The element type of the checkpoint: of its embeddings, or where these are packed of its last norm.
+    /// The element type of the checkpoint: of its embeddings, or where these are packed of its last norm; bfloat16 for blocks.
     ///
     /// # Errors
     /// `MissingTensor`; `Tensor` when the type is none a model runs in.
@@ -307,6 +330,9 @@ impl Weights {
         let embeddings = "model.embed_tokens.weight";
         let name = if self.is_packed(embeddings) { "model.norm.weight" } else { embeddings };
         let entry = self.entries.get(name).ok_or_else(|| self.missing(name))?;
+        if entry.blocks.is_some() {
+            return Ok(DType::Bf16);
+        }
         model_dtype(entry.dtype).ok_or_else(|| {
             let reason = format!("expected BF16, F16 or F32, found {:?}", entry.dtype);
             self.wrong(entry, reason)
@@ -334,7 +360,7 @@ impl Weights {
                 what: format!("a quantized weight (`{}`)", entry.name),
             });
         }
-        Err(self.wrong(entry, "config.json describes no place for it".into()))
+        Err(self.wrong(entry, "the model's config describes no place for it".into()))
     }
 
     fn missing(&self, name: &str) -> Error {
@@ -342,7 +368,7 @@ impl Weights {
     }
 
     fn folder_names(&self) -> String {
-        self.folders.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
+        self.paths.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
     }
 
     fn wrong(&self, entry: &Entry, reason: String) -> Error {

@@ -1,0 +1,81 @@
+//! Where a model's description stands: in JSON files of a folder, or in the metadata of a GGUF file.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::{Config, schemes_of};
+use crate::{
+    error::{Error, Result},
+    gguf::{self, Gguf},
+    json::{Keys, read_object},
+};
+
+/// The description of one folder or GGUF model.
+pub(super) struct Documents {
+    /// The file that errors blame.
+    file: PathBuf,
+    config: Map<String, Value>,
+    generation: Option<(PathBuf, Map<String, Value>)>,
+    /// Where the rest is made of its metadata.
+    gguf: Option<Gguf>,
+}
+
+impl Documents {
+    /// What `path` has; `None` for a folder that has only weights.
+    ///
+    /// # Errors
+    /// `Io`, `Format`; for a GGUF model also what is wrong with it.
+    pub(super) fn of(path: &Path) -> Result<Option<Self>> {
+        let file = path.join("config.json");
+        if file.is_file() {
+            let config = read_object(&file)?;
+            let other = path.join("generation_config.json");
+            let generation =
+                if other.is_file() { Some((other.clone(), read_object(&other)?)) } else { None };
+            return Ok(Some(Self { file, config, generation, gguf: None }));
+        }
+        let Some(files) = gguf::files_of(path)? else { return Ok(None) };
+        let gguf = Gguf::open(&files)?;
+        let (config, generation) = gguf::config(&gguf)?;
+        let file = gguf.files[0].path.clone();
+        let generation = Some((file.clone(), generation));
+        Ok(Some(Self { file, config, generation, gguf: Some(gguf) }))
+    }
+
+    pub(super) fn root(&self) -> Keys<'_> {
+        Keys::new(&self.file, &self.config)
+    }
+
+    /// Whether weights are stored in few bits.
+    ///
+    /// # Errors
+    /// As those of `quantization_config`.
+    pub(super) fn is_quantized(&self) -> Result<bool> {
+        Ok(match &self.gguf {
+            Some(gguf) => gguf.is_quantized(),
+            None => !schemes_of(&self.root())?.is_empty(),
+        })
+    }
+
+    /// # Errors
+    /// `Config` naming the key, `Unsupported` naming the feature.
+    pub(super) fn config(&self) -> Result<Config> {
+        let generation = self.generation.as_ref().map(|(file, json)| (&**file, json));
+        let config = Config::from_json(&self.file, &self.config, generation);
+        let mut config = config.map_err(|error| self.in_its_words(error))?;
+        config.is_quantized = self.is_quantized()?;
+        Ok(config)
+    }
+
+    /// An error about a key of a GGUF file has the file's name for it.
+    fn in_its_words(&self, error: Error) -> Error {
+        match (&self.gguf, error) {
+            (Some(gguf), Error::Config { file, key, reason }) => {
+                let key = gguf::key_of(gguf.metadata(), &key);
+                Error::Config { file, key, reason }
+            }
+            (_, error) => error,
+        }
+    }
+}

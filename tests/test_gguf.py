@@ -1,0 +1,116 @@
+"""A GGUF file is the same model as the safetensors checkpoint with the values that gguf-py reads from it, bit for bit."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import torchtpu_rs
+from tests import checkpoints, gguf_files
+from tests.gguf_files import Kind
+
+LIKE = torch.zeros(1)
+PROMPT = checkpoints.prompt(20)
+FORCED = checkpoints.prompt(6, seed=8)
+
+WIDE: dict[str, Any] = checkpoints.DENSE | {"hidden_size": 256, "intermediate_size": 256}
+"""Rows that are whole blocks of 256, in most matrices."""
+
+QUANTIZED = [Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+
+
+def engine(checkpoint: Path | list[Path], **options: Any) -> torchtpu_rs.Engine:
+    return torchtpu_rs.Engine(checkpoint, LIKE, 64, **options)
+
+
+def logits(checkpoint: Path | list[Path], **options: Any) -> torch.Tensor:
+    return engine(checkpoint, **options).logits(PROMPT, FORCED, all=True)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.make(tmp_path_factory.mktemp("wide"), WIDE)
+
+
+@pytest.mark.parametrize("settings", ["DENSE", "K_EQ_V", "ONE_KV_HEAD", "NO_GROUPS"])
+def test_every_kind_of_layer_is_the_same_from_a_gguf_file(tmp_path: Path, settings: str) -> None:
+    folder = checkpoints.make(tmp_path / "folder", getattr(checkpoints, settings))
+    file = gguf_files.convert(folder, tmp_path / "model.gguf")
+    assert torch.equal(logits(file), logits(folder))
+    info, wanted = engine(file).info(), engine(folder).info()
+    for key in ("layout", "dtype", "vocab_size", "weight_bytes", "cache_bytes"):
+        assert info[key] == wanted[key]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, *QUANTIZED], ids=lambda k: k.name)
+def test_every_type_gives_the_values_that_gguf_py_reads(
+    wide: Path, tmp_path: Path, kind: Kind
+) -> None:
+    truth = tmp_path / "truth"
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", kind, truth=truth)
+    assert torch.equal(logits(file), logits(truth))
+    if kind is not Kind.Q4_0:
+        fast = {"arithmetic": "fast"}
+        assert torch.equal(logits(file, **fast), logits(truth, **fast))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_element_types_are_rounded_to_once(wide: Path, tmp_path: Path, dtype: str) -> None:
+    folder = tmp_path / "float32"
+    shutil.copytree(wide, folder)
+    weights = load_file(wide / "model.safetensors")
+    save_file({name: w.float() for name, w in weights.items()}, folder / "model.safetensors")
+    truth = tmp_path / "truth"
+    file = gguf_files.convert(folder, tmp_path / "model.gguf", Kind.Q6_K, truth=truth)
+    assert torch.equal(logits(file, dtype=dtype), logits(truth, dtype=dtype))
+
+
+def test_four_bits_are_multiplied_as_they_are_stored(wide: Path, tmp_path: Path) -> None:
+    truth = tmp_path / "truth"
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q4_0, truth=truth)
+    fast = engine(file, arithmetic="auto")
+    assert fast.info()["weight_format"] == "int4"
+    assert fast.info()["weight_bytes"] < engine(file).info()["weight_bytes"] / 2
+    # The factors are kept whole, so that the one rounding that is left is that of the activations.
+    weights = load_file(truth / "model.safetensors")
+    whole = {name: w.float() for name, w in weights.items()}
+    save_file(whole, truth / "model.safetensors")
+    exact = logits(truth, dtype="float32").double()
+    found = logits(file, arithmetic="fast").double()
+    assert 0 < ((found - exact).square().mean() / exact.square().mean()).item() < 0.001
+
+
+def test_a_folder_with_one_file_or_one_set_stands_for_it(dense: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    gguf_files.convert(dense, folder / "model.gguf")
+    (folder / "mmproj-model.gguf").write_text("a projector, of no concern here")
+    assert torch.equal(logits(folder), logits(dense))
+
+
+def test_a_tensor_is_taken_from_the_first_that_has_it(dense: Path, tmp_path: Path) -> None:
+    file = gguf_files.convert(dense, tmp_path / "model.gguf")
+    name = "model.embed_tokens.weight"
+    table = load_file(dense / "model.safetensors")[name].flip(0).contiguous()
+    first = tmp_path / "first"
+    first.mkdir()
+    save_file({name: table}, first / "tables.safetensors")
+    both = tmp_path / "both"
+    shutil.copytree(dense, both)
+    save_file(load_file(dense / "model.safetensors") | {name: table}, both / "model.safetensors")
+    assert torch.equal(logits([first, file]), logits(both))
+    assert torch.equal(logits([file, first]), logits(dense))
+
+
+def test_answers_end_at_the_ids_that_the_metadata_names(dense: Path, tmp_path: Path) -> None:
+    file = gguf_files.convert(dense, tmp_path / "model.gguf")
+    assert engine(file).info()["eos_token_ids"] == [1, 106]
+
+
+def test_the_element_type_is_bfloat16_unless_asked_for(dense: Path, tmp_path: Path) -> None:
+    file = gguf_files.convert(dense, tmp_path / "model.gguf", Kind.F32)
+    assert engine(file).info()["dtype"] == "bfloat16"
+    assert engine(file, dtype="float32").info()["dtype"] == "float32"
