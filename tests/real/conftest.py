@@ -3,16 +3,12 @@
 `make real` runs them all, `make real-short` those marked `short`. They take minutes, so they are no part of `make test`.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.packaged import assemble
-
-# transformers' bits in bfloat16 do not depend on threads here, but on a busy machine their barriers cost much.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 NAME = "gemma3-270m"
 
@@ -38,13 +34,19 @@ def reference_folder(model_file: Path, tmp_path_factory: pytest.TempPathFactory)
     Its reading takes most of a minute; whoever wants the model again takes it from here.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(
-        model_file.parent, gguf_file=model_file.name, dtype=torch.bfloat16
+    read = AutoModelForCausalLM.from_pretrained(
+        model_file.parent,
+        gguf_file=model_file.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
     )
+    # transformers saves no model that it calls quantized, so its values go into one that is not.
+    plain = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
+    plain.load_state_dict(read.state_dict())
     folder = tmp_path_factory.mktemp("reference")
-    model.save_pretrained(folder)
+    plain.save_pretrained(folder)
     return folder
 
 

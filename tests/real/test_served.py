@@ -15,7 +15,7 @@ import pytest
 
 from server.loading import ModelLoader
 from server.settings import Settings
-from tests.real.texts import PROMPTS
+from tests.real.texts import PROMPTS, cases
 from tests.server.live_server import Live, assert_openai_error, payloads
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 NAME = "gemma3-270m"
-
-pytestmark = pytest.mark.short
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def streamed(live: Live, prompt: str, **fields: object) -> tuple[list[str], str 
     return [choice["text"] for choice in choices], finishes[-1] if finishes else None
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("name", cases())
 def test_a_stream_is_the_whole_answer_in_whole_characters(real: Live, name: str) -> None:
     asked = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
     whole = real.complete(PROMPTS[name], **asked).json()["choices"][0]
@@ -53,7 +51,10 @@ def test_a_stream_is_the_whole_answer_in_whole_characters(real: Live, name: str)
     assert "�" not in "".join(pieces)[:-1]
 
 
-@pytest.mark.parametrize("name", ["english", "german", "japanese", "hebrew", "python"])
+@pytest.mark.parametrize(
+    "name",
+    ["english", "german", "python", "hebrew", pytest.param("japanese", marks=pytest.mark.short)],
+)
 def test_a_stop_string_ends_the_answer_before_it_and_no_part_of_it_is_streamed(
     real: Live, name: str
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_models_entry_names_it(real: Live) -> None:
     assert entry["meta"]["n_vocab"] == 262_144
 
 
+@pytest.mark.short
 def test_the_command_shows_the_terms_and_serves() -> None:
     command = [sys.executable, "-m", "server", "serve", NAME, "--port", "0", "--context", "256"]
     with subprocess.Popen(

@@ -10,7 +10,7 @@ import torchtpu_rs
 from bench.exact import equal_bits, run_transformers
 from server.loading import load_text_side
 from server.tokenizer import Tokenizer
-from tests.real.texts import PROMPTS, SHORT
+from tests.real.texts import PROMPTS, cases
 
 TOKENS = 64
 
@@ -26,10 +26,7 @@ def engine(model_file: Path) -> torchtpu_rs.Engine:
     return torchtpu_rs.Engine(model_file, torch.zeros(1), 512, arithmetic="exact")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.short if name in SHORT else ()) for name in PROMPTS],
-)
+@pytest.mark.parametrize("name", cases())
 def test_a_prompt_is_continued_as_by_transformers(
     engine: torchtpu_rs.Engine, reference: Any, tokenizer: Tokenizer, name: str
 ) -> None:

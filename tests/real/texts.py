@@ -6,6 +6,9 @@ import json.decoder
 import random
 import unicodedata
 from pydoc_data import topics
+from typing import Any
+
+import pytest
 
 PROMPTS = {
     "english": "The lighthouse keeper climbed the stairs every evening because",
@@ -33,6 +36,13 @@ SHORT = ["english", "python", "emoji", "hebrew"]
 """The prompts of the short form."""
 
 _CHARACTERS = 1000
+
+
+def cases() -> list[Any]:
+    """The prompts' names as parameters of a test; those of the short form are marked."""
+    return [
+        pytest.param(name, marks=pytest.mark.short if name in SHORT else ()) for name in PROMPTS
+    ]
 
 
 def corpus(size: int = 100_000) -> str:
