@@ -76,8 +76,8 @@ def test_the_prompt_gets_one_bos_and_usage_counts_it(real: Live) -> None:
 
 
 def test_it_knows_facts(real: Live) -> None:
-    text = real.complete("The capital of France is", max_tokens=8).json()["choices"][0]["text"]
-    assert "Paris" in text
+    text = real.complete("The capital of Norway is", max_tokens=8).json()["choices"][0]["text"]
+    assert "Oslo" in text
 
 
 def test_a_conversation_is_refused_since_this_is_a_base_model(real: Live) -> None:
