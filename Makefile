@@ -12,7 +12,7 @@ SHELL_SCRIPTS := .ci/run project-setup.sh rig/startup.sh rig/torchtpu-rig-mcp de
 C_SOURCES := $(wildcard rust/shim/*.h rust/shim/*.cpp tpu/simulated/*.c)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu test-boot parity parity-e2b estimate sanitize bench bench-cpu pictures serve train score ci clean
+.PHONY: help setup build lock vendor check check-plugin format test test-rust test-python test-tpu test-boot real real-short parity parity-e2b estimate sanitize bench bench-cpu pictures serve train score ci clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,12 @@ test-tpu: build  ## The tests that need TorchTPU, on the simulated TPU
 
 test-boot: build  ## A VM's whole boot, from its metadata to a chat, on a systemd of its own; needs root
 	$(BIN)/python -m pytest -q -o timeout=600 tests/boot
+
+real: build  ## Google's Gemma 3 270M, from its package: tokens, text and serving against transformers; minutes
+	$(BIN)/python -m pytest -q -o timeout=900 tests/real
+
+real-short: build  ## The same in its short form, which CI runs
+	$(BIN)/python -m pytest -q -o timeout=300 -m short tests/real
 
 # Claude Code is 400 MB, so the part of the plugin's tests that runs it is a target of its own.
 CLAUDE := $(CURDIR)/$(VENV)/claude/node_modules/.bin/claude

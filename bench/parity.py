@@ -33,6 +33,8 @@ def prompt_ids(folder: Path, text: str) -> list[int]:
         ]
     tokenizer = Tokenizer.from_folder(folder)
     template = ChatTemplate.from_folder(folder, tokenizer)
+    if template is None:
+        return [2, *tokenizer.encode_text(text)]
     return template.render([{"role": "user", "content": text}]).token_ids
 
 

@@ -24,6 +24,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Encoding this many characters takes milliseconds; more would hold up every stream of the event loop.
 INLINE_CHARACTERS = 50_000
 
+# vLLM and mistral.rs answer 400 too; llama.cpp takes ChatML, whose markers a Gemma has never seen.
+NO_TEMPLATE = (
+    "this model has no chat template, so it takes no conversations; send a text to /v1/completions, or serve an "
+    "instruction-tuned model"
+)
+
 T = TypeVar("T")
 
 
@@ -32,7 +38,8 @@ class TextSide:
     """What turns messages into ids and ids into text."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: ChatTemplate | None
+    """None for a base model, which continues texts and knows no conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,8 @@ def render_chat(request: ChatRequest, text: TextSide) -> RenderedPrompt:
     Raises:
         ApiError: 400 with the path the template or the conversation's rules object to.
     """
+    if text.template is None:
+        raise invalid(f"messages: {NO_TEMPLATE}", "messages")
     continues = bool(request.continue_final_message)
     prompted = request.add_generation_prompt
     try:
@@ -160,7 +169,12 @@ def render_chat(request: ChatRequest, text: TextSide) -> RenderedPrompt:
 def encode_raw(text: str, tokenizer: Tokenizer, *, add_bos: bool) -> list[int]:
     """A raw prompt, where typed markers are markers; with `add_bos` exactly one <bos> in front."""
     token_ids = tokenizer.encode_prompt(text)
-    if add_bos and tokenizer.bos_id is not None and token_ids[:1] != [tokenizer.bos_id]:
+    if (
+        add_bos
+        and tokenizer.adds_bos
+        and tokenizer.bos_id is not None
+        and token_ids[:1] != [tokenizer.bos_id]
+    ):
         return [tokenizer.bos_id, *token_ids]
     return token_ids
 

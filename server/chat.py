@@ -23,7 +23,13 @@ from server.conversation import (
     prepare_tools,
     texts,
 )
-from server.sandbox import TEMPLATE_FAULTS, RefusalError, Sandbox, run_template
+from server.sandbox import (
+    TEMPLATE_FAULTS,
+    RefusalError,
+    Sandbox,
+    TooMuchWorkError,
+    run_template,
+)
 from server.tokenizer import read_config
 
 if TYPE_CHECKING:
@@ -36,6 +42,9 @@ __all__ = ["ChatError", "ChatTemplate", "RenderedPrompt"]
 
 # Unicode keeps these for a program's own use, so no client has a reason to send one.
 _NONCHARACTERS: Final = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+
+# Published ones have up to 30,000 characters.
+_LONGEST_TEMPLATE: Final = 1 << 20
 
 _VARIABLES: Final = "chat_template_kwargs"  # the field of the request that carries them
 
@@ -61,14 +70,25 @@ class ChatTemplate:
         """Compile `source`; `where` names it in errors.
 
         Raises:
-            CheckpointError: the template is broken, or builds control tokens around text.
+            CheckpointError: the template is broken or too long, never ends, or builds control tokens around text.
         """
+        if len(source) > _LONGEST_TEMPLATE:
+            raise CheckpointError(
+                f"{where}: expected at most {_LONGEST_TEMPLATE} characters, found {len(source)}"
+            )
         environment = Sandbox()
         try:
             self._template = environment.from_string(source)
             _refuse_built_markers(environment.parse(source), tokenizer, where)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{where}, line {error.lineno}: {error.message}") from error
+        except (
+            RecursionError,
+            SyntaxError,
+            MemoryError,
+        ) as error:  # what Python says of blocks in blocks
+            raise CheckpointError(f"{where}: its blocks are nested too deep ({error})") from error
+        self._where = where
         self._tokenizer = tokenizer
         self._joints = _joints(tokenizer)
         self._spare = [char for char in _NONCHARACTERS if char not in source]
@@ -80,19 +100,24 @@ class ChatTemplate:
         self._roles_with_parts = frozenset(role for role in roles if self._prints_parts(role))
 
     @classmethod
-    def from_folder(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """Read `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json`.
+    def from_folder(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """Read `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json`; a base model has neither.
 
         Raises:
-            CheckpointError: there is neither, or the template cannot be used.
+            CheckpointError: the template cannot be used.
         """
         file = folder / "chat_template.jinja"
         if file.is_file():
             return cls(file.read_text("utf-8"), tokenizer, str(file))
         config = folder / "tokenizer_config.json"
         source = read_config(folder).get("chat_template")
+        if source is None:
+            return None
         if not isinstance(source, str):
-            raise CheckpointError(f"expected {file} or a chat_template in {config}, found neither")
+            raise CheckpointError(
+                f"{config}, chat_template: expected a text, found {type(source).__name__}; put the template for chat "
+                f"into {file}"
+            )
         return cls(source, tokenizer, f"{config}, chat_template")
 
     def render(
@@ -183,6 +208,10 @@ class ChatTemplate:
             before.append({"role": "assistant", "content": "", "tool_calls": [call]})
         try:
             text = self._run({"messages": [*before, probe, user], "tools": None, "documents": None})
+        except TooMuchWorkError as error:
+            raise CheckpointError(
+                f"{self._where}: it does not come to an end with a conversation of two messages"
+            ) from error
         except TEMPLATE_FAULTS:
             return False
         return "PART" in text and "LIST" not in text

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a local folder, or the Hugging Face Hub's name for one.
+"""Where a checkpoint lies: a local folder or GGUF file, the Hugging Face Hub's name for one, or a model from a package.
 
 Owns looking a folder over and fetching one through huggingface_hub, with its cache, its token and its progress bars.
 Knows no tensor and no tokenizer: what is inside the files is for their readers to judge.
@@ -7,8 +7,9 @@ Knows no tensor and no tokenizer: what is inside the files is for their readers 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from httpx2 import HTTPError  # what huggingface_hub 2 lets through when a transfer breaks off
 from huggingface_hub import snapshot_download
@@ -21,6 +22,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+
+from server.packaged import PACKAGED, PackagedError, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,6 +40,11 @@ _WANTED = (
     "*.safetensors",
     "*.safetensors.index.json",
 )
+# llama.cpp's name for a part of a split file, and for what goes with a model to see and hear.
+_PART: Final = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PROJECTOR: Final = "mmproj"
+# What llama.cpp takes from a repository where no quantization is asked for.
+_DEFAULT_QUANTIZATION: Final = "Q4_K_M"
 
 
 class CheckpointError(ValueError):
@@ -50,62 +58,168 @@ def resolve(
     console: Console | None = None,
     cache_dir: Path | None = None,
 ) -> list[Path]:
-    """Return the folders of one or several checkpoints, fetching those that are named by a Hub id.
+    """Return the places of one or several checkpoints, fetching those that are named by a Hub id.
 
-    The first folder is the model; the others may only add or replace tensors, so they need no config.json.
+    A place is a folder with config.json and safetensors, or a GGUF file, the first of its parts if it is split. The
+    first place is the model; folders after it may only add or replace tensors, so they need no config.json.
 
     Raises:
-        CheckpointError: a folder lacks what is needed, or the Hub does not give the model.
+        CheckpointError: a place lacks what is needed, or the Hub does not give the model.
     """
     models = [model] if isinstance(model, str) else list(model)
     if not models:
         raise CheckpointError("expected the folder or the Hub id of a model, found none")
-    folders = [_folder(name, revision, console, cache_dir) for name in models]
-    for position, folder in enumerate(folders):
-        _check(folder, is_model=position == 0)
-    return folders
+    places = [_place(name, revision, console, cache_dir) for name in models]
+    for position, place in enumerate(places):
+        if place.is_dir():
+            _check(place, is_model=position == 0)
+    return places
 
 
-def weight_bytes(folders: Iterable[Path]) -> int:
-    """Bytes of all safetensors files."""
-    return sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+def weight_bytes(places: Iterable[Path]) -> int:
+    """Bytes of all safetensors files of folders, and of GGUF files with all their parts."""
+    files = [file for place in places for file in _weight_files(place)]
+    return sum(file.stat().st_size for file in files)
 
 
 def served_name(model: str | Sequence[str]) -> str:
-    """Return the name clients see: the Hub id, or the name of the local folder."""
+    """Return the name clients see: the Hub id, or the name of the local folder or GGUF file."""
     first = model if isinstance(model, str) else model[0]
-    folder = Path(first).expanduser()
-    return folder.resolve().name if folder.exists() else first
+    path = Path(first).expanduser()
+    if not path.exists():
+        return first
+    if path.is_dir():
+        return path.resolve().name
+    return _stem(path)
 
 
-def _folder(
+def is_local(name: str) -> bool:
+    """Whether looking `name` over asks no Hub: it is there, or comes from an installed package."""
+    return Path(name).expanduser().exists() or name in PACKAGED
+
+
+def _weight_files(place: Path) -> list[Path]:
+    if place.is_dir():
+        return list(place.glob("*.safetensors"))
+    return _parts(place)
+
+
+def _place(
     name: str, revision: str | None, console: Console | None, cache_dir: Path | None
 ) -> Path:
     path = Path(name).expanduser()
-    if path.is_dir():
-        return path
     if path.is_file():
+        return _gguf_file(path)
+    if path.is_dir():
+        return _in_folder(path)
+    if name in PACKAGED:
+        try:
+            return assemble(name)
+        except PackagedError as error:
+            raise CheckpointError(str(error)) from error
+    repository, _, wanted = name.partition(":")
+    if repository.count("/") != 1 or name.startswith((".", "/", "~")):
         raise CheckpointError(
-            f"{path}: expected a checkpoint folder with config.json and safetensors, found a file"
-        )
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"{name}: there is no such folder, and it is no Hub id; give a checkpoint's folder or an id "
-            "like google/gemma-4-E2B-it"
+            f"{name}: there is no such folder, and it is no Hub id; give a checkpoint's folder, a GGUF file, an id "
+            f"like google/gemma-4-E2B-it, or one of {', '.join(PACKAGED)}"
         )
     if console is not None:
         console.print(f"Looking for [bold]{name}[/bold] on the Hub and in its cache")
-    return _download(name, revision, cache_dir)
+    if wanted:
+        return _gguf_from_hub(repository, wanted, revision, cache_dir)
+    folder = _download(repository, revision, cache_dir, _WANTED, ["*/*"])  # folders: other formats
+    if any(folder.glob("*.safetensors")):
+        return folder
+    return _gguf_from_hub(repository, _DEFAULT_QUANTIZATION, revision, cache_dir)
 
 
-def _download(name: str, revision: str | None, cache_dir: Path | None) -> Path:
+def _gguf_from_hub(
+    repository: str, wanted: str, revision: str | None, cache_dir: Path | None
+) -> Path:
+    """Fetch `wanted`, a GGUF file of the repository or a quantization in any case, as llama.cpp's `-hf` does."""
+    if wanted.endswith(".gguf"):
+        part = _PART.fullmatch(wanted)
+        pattern = f"{part['name']}-*-of-{part['count']}.gguf" if part else wanted
+    else:
+        either_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in wanted)
+        pattern = f"*{either_case}*.gguf"
+    folder = _download(repository, revision, cache_dir, [pattern], [f"*{_PROJECTOR}*"])
+    if wanted.endswith(".gguf"):
+        found = [folder / wanted] if (folder / wanted).is_file() else []
+    else:
+        tagged = re.compile(rf"(?:.*[-._])?{re.escape(wanted)}", re.IGNORECASE)
+        found = [file for file in sorted(folder.rglob("*.gguf")) if tagged.fullmatch(_stem(file))]
+    if not found:
+        raise CheckpointError(
+            f"{repository}: expected a GGUF file {wanted} in the repository, found none; name a quantization or a file it "
+            f"has, as {repository}:Q8_0, or give the id of a repository with safetensors"
+        )
+    return _only(folder, found)
+
+
+def _in_folder(folder: Path) -> Path:
+    """The folder itself, or the one GGUF file of a folder without safetensors."""
+    found = [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith(_PROJECTOR)]
+    return _only(folder, found) if found and not any(folder.glob("*.safetensors")) else folder
+
+
+def _gguf_file(file: Path) -> Path:
+    if file.suffix != ".gguf":
+        raise CheckpointError(
+            f"{file}: expected a GGUF file or a checkpoint folder with config.json and safetensors, found another file"
+        )
+    return _parts(file)[0]
+
+
+def _only(folder: Path, files: list[Path]) -> Path:
+    """The first part of the one model among `files`."""
+    models = {_parts(file)[0]: None for file in files}
+    if len(models) > 1:
+        names = " and ".join(str(file.relative_to(folder)) for file in list(models)[:2])
+        raise CheckpointError(
+            f"{folder}: expected one model, found {len(models)} in GGUF files, as {names}; name one"
+        )
+    return next(iter(models))
+
+
+def _parts(file: Path) -> list[Path]:
+    """A GGUF file, or all the parts of the split one that `file` is a part of, in order."""
+    part = _PART.fullmatch(file.name)
+    if part is None:
+        return [file]
+    count = int(part["count"])
+    parts = [
+        file.with_name(f"{part['name']}-{number:05d}-of-{part['count']}.gguf")
+        for number in range(1, count + 1)
+    ]
+    missing = [other.name for other in parts if not other.is_file()]
+    if missing or file not in parts:
+        raise CheckpointError(
+            f"{file}: expected {count} parts of a split GGUF file, found {count - len(missing)}"
+            + (f"; {missing[0]} is missing" if missing else "")
+        )
+    return parts
+
+
+def _stem(file: Path) -> str:
+    part = _PART.fullmatch(file.name)
+    return part["name"] if part else file.stem
+
+
+def _download(
+    name: str,
+    revision: str | None,
+    cache_dir: Path | None,
+    wanted: Sequence[str],
+    unwanted: Sequence[str],
+) -> Path:
     try:
         found = snapshot_download(
             name,
             revision=revision,
             cache_dir=cache_dir,
-            allow_patterns=list(_WANTED),
-            ignore_patterns=["*/*"],  # folders hold the same weights once more, in other formats
+            allow_patterns=list(wanted),
+            ignore_patterns=list(unwanted),
         )
     except HFValidationError as error:
         raise CheckpointError(
@@ -147,9 +261,9 @@ def _check(folder: Path, *, is_model: bool) -> None:
             f"{folder}: expected config.json, found none; is it a model's folder?"
         )
     if not any(folder.glob("*.safetensors")):
-        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".gguf", ".bin", ".pth"))
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pth"))
         found = f"found only {others[0]}, which is not read here" if others else "found none"
-        raise CheckpointError(f"{folder}: expected weights as *.safetensors, {found}")
+        raise CheckpointError(f"{folder}: expected weights as *.safetensors or *.gguf, {found}")
     for index in folder.glob("*.safetensors.index.json"):
         _check_index(index)
 

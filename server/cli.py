@@ -36,7 +36,7 @@ Models = Annotated[
     list[str] | None,
     typer.Argument(
         envvar="TORCHTPU_MODEL",
-        help="Checkpoint folders or Hub ids, the model first. Default: the embedded model.",
+        help="Checkpoint folders, GGUF files, Hub ids (org/name, org/name:Q4_K_M) or gemma3-270m, the model first. Default: the embedded model.",
         show_default=False,
     ),
 ]

@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from server.checkpoint import CheckpointError, resolve, weight_bytes
-from server.engine import engine_build, installed_versions
+from server.admission import NO_TEMPLATE
+from server.checkpoint import CheckpointError, is_local, resolve, weight_bytes
+from server.engine import engine_build, gguf_metadata, installed_versions
 from server.loading import load_text_side
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ DEVICE_SECONDS = 120
 
 def examine(models: Sequence[str], device: str, *, simulate_tpu: bool = False) -> dict[str, Any]:
     """All checks; `ok` is false when one of them would keep the server from starting."""
+    places = _places(models)
     checks: dict[str, Callable[[], Check]] = {
         "python": _python,
         "torch": _torch,
@@ -38,8 +40,8 @@ def examine(models: Sequence[str], device: str, *, simulate_tpu: bool = False) -
         "torch_tpu": lambda: _torch_tpu(device),
         "device": lambda: _device(device, simulate_tpu),
         "threads": _threads,
-        "checkpoint": lambda: _checkpoint(models),
-        "memory": lambda: _memory(models),
+        "checkpoint": lambda: _checkpoint(models, places),
+        "memory": lambda: _memory(places),
     }
     report = {name: check() for name, check in checks.items()}
     return {"ok": all(check["status"] != "failed" for check in report.values()), "checks": report}
@@ -143,46 +145,59 @@ def _threads() -> Check:
     return _check("ok", f"torch uses {threads} threads, {usable} CPUs are usable", **facts)
 
 
-def _checkpoint(models: Sequence[str]) -> Check:
-    missing = [name for name in models if not Path(name).expanduser().is_dir()]
-    if missing:
-        return _check(
-            "warning", f"{missing[0]} is no local folder; serving would ask the Hub for it"
-        )
+def _places(models: Sequence[str]) -> list[Path] | CheckpointError | None:
+    """Where the models lie, what is wrong with them, or None for one that only the Hub may have."""
+    if not all(map(is_local, models)):
+        return None
     try:
-        folders = resolve(models)
-        text = load_text_side(folders[0])
+        return resolve(models)
     except CheckpointError as error:
+        return error
+
+
+def _checkpoint(models: Sequence[str], places: list[Path] | CheckpointError | None) -> Check:
+    if places is None:
+        missing = next(name for name in models if not is_local(name))
+        return _check(
+            "warning", f"{missing} is no local folder or file; serving would ask the Hub for it"
+        )
+    if isinstance(places, CheckpointError):
+        return _check("failed", str(places))
+    try:
+        text = load_text_side(places[0])
+        architecture = _architecture(places[0])
+    except (ValueError, OSError, ImportError) as error:
         return _check("failed", str(error))
-    size = _weight_bytes(models)
+    size = weight_bytes(places)
+    message = f"{places[0]}: {size / 1e6:.1f} MB of weights, {text.tokenizer.vocab_size} tokens"
     return _check(
         "ok",
-        f"{folders[0]}: {size / 1e6:.1f} MB of weights, {text.tokenizer.vocab_size} tokens",
-        folders=[str(folder) for folder in folders],
+        message if text.template else f"{message}; {NO_TEMPLATE}",
+        folders=[str(place) for place in places],
         weight_bytes=size,
         vocab_size=text.tokenizer.vocab_size,
-        architecture=_architecture(folders[0]),
+        architecture=architecture,
+        chat_template=text.template is not None,
     )
 
 
-def _memory(models: Sequence[str]) -> Check:
+def _memory(places: list[Path] | CheckpointError | None) -> Check:
     available = _available_bytes()
     if available is None:
         return _check("warning", "this system does not tell how much memory is free")
-    needed = int(_weight_bytes(models) * HEADROOM)
+    needed = int(weight_bytes(places) * HEADROOM) if isinstance(places, list) else 0
     message = f"{available / 1e9:.1f} GB available, the weights need about {needed / 1e9:.1f} GB"
     # A mapped file larger than memory still works, page by page, and slowly.
     status: Status = "ok" if available > needed else "warning"
     return _check(status, message, available_bytes=available, needed_bytes=needed)
 
 
-def _weight_bytes(models: Sequence[str]) -> int:
-    return weight_bytes(Path(name).expanduser() for name in models)
-
-
-def _architecture(folder: Path) -> str | None:
+def _architecture(place: Path) -> str | None:
+    """What the checkpoint calls itself: Hugging Face's class, or llama.cpp's name in a GGUF file."""
+    if not place.is_dir():
+        return str(gguf_metadata(place).get("general.architecture"))
     try:
-        names = json.loads((folder / "config.json").read_text("utf-8"))["architectures"]
+        names = json.loads((place / "config.json").read_text("utf-8"))["architectures"]
         return str(names[0])
     except (OSError, ValueError, LookupError, TypeError):
         return None

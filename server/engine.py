@@ -140,7 +140,7 @@ ARITHMETIC: dict[bool | None, Literal["auto", "exact", "fast"]] = {
 
 
 def load_engine(
-    folders: Sequence[Path],
+    places: Sequence[Path],
     *,
     context: int,
     device: str,
@@ -183,10 +183,10 @@ def load_engine(
         from torchtpu_rs.recording import Plan
 
         plan = Plan(slots=tpu.slots, int8=tpu.int8)
-        programs = Programs([str(f) for f in folders], plan, tpu.cache, on_compile)
+        programs = Programs([str(place) for place in places], plan, tpu.cache, on_compile)
     like = torch.zeros(1, device=device)
     engine: Engine = torchtpu_rs.Engine(
-        list(folders),
+        list(places),
         like,
         context,
         dtype=dtype,
@@ -196,6 +196,20 @@ def load_engine(
         on_load=on_load,
     )
     return engine
+
+
+def gguf_metadata(file: Path) -> Mapping[str, object]:
+    """The keys and values of a GGUF file, under llama.cpp's names; imports torch.
+
+    Raises:
+        ValueError: it is no GGUF file, or a broken one; the message names the key.
+        OSError: it cannot be read.
+        ImportError: torchtpu_rs was built for another torch.
+    """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    import torchtpu_rs
+
+    return torchtpu_rs.gguf_metadata(file)
 
 
 def smoke(device: str) -> str:

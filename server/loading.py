@@ -1,4 +1,4 @@
-"""From settings to a warm engine: the checkpoint's folder, its text side, the weights, one decode to warm up.
+"""From settings to a warm engine: the checkpoint's place, its text side, the weights, one decode to warm up.
 
 `ModelLoader` is called once, on the engine thread. It owns the order of these steps and what each reports; it knows
 no HTTP and serves nothing.
@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.admission import TextSide
+from server.admission import NO_TEMPLATE, TextSide
 from server.chat import ChatTemplate
 from server.checkpoint import CheckpointError, resolve, served_name, weight_bytes
-from server.engine import Tpu, engine_build, load_engine
+from server.engine import Tpu, engine_build, gguf_metadata, load_engine
 from server.tokenizer import Tokenizer
+from server.tokenizer_gguf import TEMPLATE, template_source, tokenizer_from_metadata
 from server.worker import Progress
 from tpu import user_cache
 
@@ -35,9 +36,9 @@ WARMUP_TOKENS = 3
 ONE_THREAD_BYTES = 64 << 20
 
 
-def default_threads(folders: Sequence[Path], device: str) -> int | None:
+def default_threads(places: Sequence[Path], device: str) -> int | None:
     """1 for a small model on the CPU, else PyTorch's own choice."""
-    return 1 if device == "cpu" and weight_bytes(folders) < ONE_THREAD_BYTES else None
+    return 1 if device == "cpu" and weight_bytes(places) < ONE_THREAD_BYTES else None
 
 
 def compile_cache(folder: str | None) -> Path | None:
@@ -49,14 +50,31 @@ def compile_cache(folder: str | None) -> Path | None:
     return user_cache() / "programs"
 
 
-def load_text_side(folder: Path) -> TextSide:
-    """Tokenizer and chat template of a checkpoint folder.
+def load_text_side(place: Path) -> TextSide:
+    """Tokenizer and, where it has one, chat template of a checkpoint's folder or GGUF file.
 
     Raises:
-        CheckpointError: one of them is missing or unusable.
+        CheckpointError: the tokenizer is missing, or one of them is unusable.
+        ValueError: the GGUF file is broken.
+        OSError: it cannot be read.
+        ImportError: a GGUF file cannot be read without torchtpu_rs.
     """
-    tokenizer = Tokenizer.from_folder(folder)
-    return TextSide(tokenizer, ChatTemplate.from_folder(folder, tokenizer))
+    if place.is_dir():
+        tokenizer = Tokenizer.from_folder(place)
+        return TextSide(tokenizer, ChatTemplate.from_folder(place, tokenizer))
+    return text_side_of(gguf_metadata(place), str(place))
+
+
+def text_side_of(metadata: Mapping[str, object], where: str) -> TextSide:
+    """The same from the metadata of a GGUF file, which `where` names.
+
+    Raises:
+        CheckpointError: the tokenizer is missing, or one of them is unusable.
+    """
+    tokenizer = tokenizer_from_metadata(metadata, where)
+    source = template_source(metadata, where)
+    template = source and ChatTemplate(source, tokenizer, f"{where}, {TEMPLATE}")
+    return TextSide(tokenizer, template or None)
 
 
 class ModelLoader:
@@ -81,11 +99,13 @@ class ModelLoader:
             ValueError: the engine refused it, or the device.
         """
         report(Progress("files"))
-        folders = resolve(self._settings.model)
-        text = load_text_side(folders[0])
+        places = resolve(self._settings.model)
+        text = load_text_side(places[0])
+        if text.template is None:
+            logger.warning("%s: %s", self.names[0], NO_TEMPLATE)
         report(Progress("weights"))
         engine = self.build_engine(
-            folders,
+            places,
             lambda *seen: report(Progress("weights", *seen)),
             lambda done, total, program: self._compiling(report, done, total, program),
         )
@@ -95,7 +115,7 @@ class ModelLoader:
         bos_id = text.tokenizer.bos_id
         if bos_id is None:
             raise CheckpointError(
-                f"{folders[0]}: the tokenizer has no {text.tokenizer.names['bos_token']} token"
+                f"{places[0]}: the tokenizer has no {text.tokenizer.names['bos_token']} token"
             )
         engine.decode([bos_id], WARMUP_TOKENS, [])
         # The engine's own number: ours would have the import of torch in it.
@@ -116,19 +136,19 @@ class ModelLoader:
 
     def build_engine(
         self,
-        folders: Sequence[Path],
+        places: Sequence[Path],
         on_load: Callable[[int, int], object],
         on_compile: Callable[[int, int, str], object],
     ) -> Engine:
-        """The Rust engine on `folders`; a test puts another engine in its place."""
+        """The Rust engine on `places`; a test puts another engine in its place."""
         engine = load_engine(
-            folders,
+            places,
             context=self._settings.context,
             device=self._settings.device,
             dtype=self._settings.dtype,
             prefill_chunk=self._settings.prefill_chunk,
             exact=self._settings.exact,
-            threads=self._settings.threads or default_threads(folders, self._settings.device),
+            threads=self._settings.threads or default_threads(places, self._settings.device),
             tpu=Tpu(
                 mode=self._settings.mode or "compiled",
                 simulate=self._settings.simulate_tpu,

@@ -12,19 +12,26 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from jinja2 import nodes
     from jinja2.parser import Parser
+    from jinja2.runtime import Context
 
 # The published templates look at every message from every message; this is about a thousand of them, some seconds.
 MAX_STEPS: Final = 1_000_000
+# Turns of loops and calls of macros are cheaper; without a bound, loops in loops over nothing never end.
+MAX_TURNS: Final = 3_000_000
 _steps: Final = ContextVar[list[int]]("steps")
+_turns: Final = ContextVar[list[int]]("turns")
+
+_TOO_LONG: Final = "the conversation is too long for the model's chat template"
+_COUNTED: Final = "_counted"
 
 # What a template may raise on values that its author did not expect; macros that call themselves may recurse too far.
 TEMPLATE_FAULTS: Final = (
@@ -42,8 +49,12 @@ class RefusalError(jinja2.TemplateError):
     """A sentence for the client: the template's own, from `raise_exception`, or that the work is too much."""
 
 
+class TooMuchWorkError(RefusalError):
+    """The template ran into one of the bounds."""
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment; it counts the values that a template looks up."""
+    """The environment; it counts the values that a template looks up, the turns of its loops and its calls."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -52,8 +63,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
             extensions=[LoopControlExtension, _GenerationExtension],
         )
         self.filters["tojson"] = _to_json
+        self.filters[_COUNTED] = _counted
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
+
+    def compile(self, source: str | nodes.Template, *args: Any, **more: Any) -> Any:
+        """Compile a template with its loops counted."""
+        tree = self.parse(source) if isinstance(source, str) else source
+        for loop in tree.find_all(nodes.For):
+            values = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+            loop.iter = values.set_environment(self)
+        return super().compile(tree, *args, **more)
+
+    def call(self, context: Context, obj: Any, *args: Any, **more: Any) -> Any:
+        """Call a function or a macro for a template."""
+        _count_turn()
+        return super().call(context, obj, *args, **more)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Look up `obj.attribute` for a template."""
@@ -76,10 +101,12 @@ def run_template(template: jinja2.Template, scope: Mapping[str, Any]) -> str:
     """Render a template of a `Sandbox`.
 
     Raises:
-        RefusalError: the template refuses the values, or looks up more than `MAX_STEPS` of them.
+        RefusalError: the template refuses the values.
+        TooMuchWorkError: it looks up more than `MAX_STEPS` of them, or takes more than `MAX_TURNS`.
         Exception: one of `TEMPLATE_FAULTS` for values the template cannot print.
     """
     _steps.set([0])
+    _turns.set([0])
     return template.render(scope)
 
 
@@ -97,7 +124,20 @@ def _count_step() -> None:
     steps = _steps.get()
     steps[0] += 1
     if steps[0] > MAX_STEPS:
-        raise RefusalError("the conversation is too long for the model's chat template")
+        raise TooMuchWorkError(_TOO_LONG)
+
+
+def _count_turn() -> None:
+    turns = _turns.get()
+    turns[0] += 1
+    if turns[0] > MAX_TURNS:
+        raise TooMuchWorkError(_TOO_LONG)
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        _count_turn()
+        yield value
 
 
 def _to_json(

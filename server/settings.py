@@ -19,7 +19,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: tuple[str, ...] = Field(min_length=1)
-    """Checkpoint folders or Hub ids; a tensor is taken from the first that has it."""
+    """Checkpoint folders, GGUF files, Hub ids or names of packaged models; a tensor is taken from the first that has it."""
     served_model_name: tuple[str, ...] = ()
     """Names clients may ask for; the first is the one answers carry. Empty: derived from `model`."""
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the checkpoint's own tokenizer.json.
+"""Text to token ids and back, with the checkpoint's own tokenizer.
 
 Owns two promises: plain text never becomes a control token, and streamed text is made of whole characters and never
 shows a stop string or its beginning. Knows no chat template, no roles and no HTTP.
@@ -37,8 +37,13 @@ class Tokenizer:
     them, as `bos_token` -> `<bos>`.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, names: Mapping[str, str]) -> None:
-        """Take over a tokenizer of Gemma's kind; `names` are added to those that every Gemma has."""
+    def __init__(
+        self, inner: tokenizers.Tokenizer, names: Mapping[str, str], *, adds_bos: bool = True
+    ) -> None:
+        """Take over a tokenizer of Gemma's kind; `names` are added to those that every Gemma has.
+
+        `adds_bos` says whether a raw prompt begins with <bos> though it does not spell it.
+        """
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = True  # text that spells a special token stays text
@@ -47,12 +52,18 @@ class Tokenizer:
             for token_id, token in inner.get_added_tokens_decoder().items()
             if token.special and not _BYTE_TOKEN.fullmatch(token.content)
         }
-        longest_first = sorted({t.content for t in special.values()}, key=len, reverse=True)
         self._inner = inner
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._controls = frozenset(token.content for token in special.values())
+        lengths: dict[str, set[int]] = {}
+        for content in self._controls:
+            lengths.setdefault(content[0], set()).add(len(content))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        firsts = "".join(map(re.escape, self._lengths))
+        self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
         self._lstrip = frozenset(i for i, token in special.items() if token.lstrip)
         self._rstrip = frozenset(i for i, token in special.items() if token.rstrip)
         self.control_ids: Final = frozenset(special)
+        self.adds_bos: Final = adds_bos
         self.vocab_size: Final = inner.get_vocab_size()
         self.names: Final = {**_GEMMA_NAMES, **names}
         self.bos_id: Final = self.token_id(self.names["bos_token"])
@@ -75,7 +86,7 @@ class Tokenizer:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the package raises no narrower class
             raise CheckpointError(f"{file}: this is no tokenizer: {error}") from error
-        _refuse_other_kinds(inner, file)
+        check_kind(inner, str(file))
         tokenizer = cls(inner, _token_names(read_config(folder)))
         for token_id in tokenizer.control_ids:
             content = tokenizer.token_text(token_id)
@@ -127,18 +138,34 @@ class Tokenizer:
         White space beside a token that swallows it (`lstrip`, `rstrip`) is left out, as in the tokenizers package.
         """
         start, swallow = 0, False
-        for match in self._control.finditer(text):
-            token_id = self._inner.token_to_id(match.group())
-            piece = text[start : match.start()]
+        for at, control in self._find_controls(text):
+            token_id = self._inner.token_to_id(control)
+            piece = text[start:at]
             piece = piece.lstrip() if swallow else piece
             piece = piece.rstrip() if token_id in self._lstrip else piece
             if piece:
                 yield piece, None
-            yield match.group(), token_id
-            start, swallow = match.end(), token_id in self._rstrip
+            yield control, token_id
+            start, swallow = at + len(control), token_id in self._rstrip
         rest = text[start:].lstrip() if swallow else text[start:]
         if rest:
             yield rest, None
+
+    def _find_controls(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yield where control tokens are spelled, the longest at each place.
+
+        A look-up for each length: Gemma 3 has 6,249 control tokens, which an alternation would try one by one.
+        """
+        at = 0
+        while match := self._first.search(text, at):
+            at = match.start()
+            for length in self._lengths[match.group()]:
+                if (found := text[at : at + length]) in self._controls:
+                    yield at, found
+                    at += length
+                    break
+            else:
+                at += 1
 
     def decode_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text: none for a control token or an id without a piece.
@@ -244,19 +271,24 @@ def _token_names(config: Mapping[str, object]) -> dict[str, str]:
     return names
 
 
-def _refuse_other_kinds(inner: tokenizers.Tokenizer, file: Path) -> None:
+def check_kind(inner: tokenizers.Tokenizer, where: str) -> None:
+    """Refuse a tokenizer that is not of Gemma's kind; `where` names it in errors.
+
+    Raises:
+        CheckpointError: its decoder does more or less than Gemma's, or some byte has no token.
+    """
     # `decode_bytes` looks at one token at a time, so the decoder is tried rather than read: it must turn ▁ into a space,
     # byte tokens into UTF-8, and do no more, such as stripping the first space.
     decoder = inner.decoder
     if decoder is not None and decoder.decode(["▁a", "<0xC3>", "<0xA9>", "▁"]) != " aé ":
         raise CheckpointError(
-            f"{file}: expected Gemma's decoder (▁ to space, byte fallback, fuse), found {type(decoder).__name__}"
+            f"{where}: expected Gemma's decoder (▁ to space, byte fallback, fuse), found {type(decoder).__name__}"
         )
     # Without a token for each byte some text would become <unk>, a control token.
     missing = [byte for byte in range(256) if inner.token_to_id(f"<0x{byte:02X}>") is None]
     if missing or not getattr(inner.model, "byte_fallback", False):
         raise CheckpointError(
-            f"{file}: expected byte fallback with all 256 byte tokens, found {type(inner.model).__name__} "
+            f"{where}: expected byte fallback with all 256 byte tokens, found {type(inner.model).__name__} "
             f"with {256 - len(missing)} of them"
         )
 

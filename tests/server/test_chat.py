@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_fixtures import CONTROLS, TEMPLATE, Message, call, tool, weather
 
-from server.chat import ChatError, ChatTemplate
+from server.chat import ChatError, ChatTemplate, RenderedPrompt
 from server.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
@@ -239,20 +239,56 @@ def test_a_marker_in_the_continued_text_stays_text(
 # Finding the template
 
 
-def test_the_template_is_taken_from_either_file_and_missed_by_both_names(
+def test_the_template_is_taken_from_either_file_and_a_base_model_has_none(
     tmp_path: Path, text_folder: Path, tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"chat_template\.jinja or a chat_template in .*config"
-    ):
+    def render(folder: Path) -> RenderedPrompt:
+        template = ChatTemplate.from_folder(folder, tokenizer)
+        assert template is not None
+        return template.render([{"role": "user", "content": "hi"}])
+
+    assert ChatTemplate.from_folder(tmp_path, tokenizer) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": []}', "utf-8")
+    with pytest.raises(CheckpointError, match=r"chat_template: expected a text, found list"):
         ChatTemplate.from_folder(tmp_path, tokenizer)
-    talk = [{"role": "user", "content": "hi"}]
     config = {"chat_template": TEMPLATE.read_text("utf-8")}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-    own = ChatTemplate.from_folder(tmp_path, tokenizer).render(talk)
-    assert own == ChatTemplate.from_folder(text_folder, tokenizer).render(talk)
+    assert render(tmp_path) == render(text_folder)
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}", "utf-8")
-    assert ChatTemplate.from_folder(tmp_path, tokenizer).render(talk).text == "<bos>"
+    assert render(tmp_path).text == "<bos>"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x" * 10_000_000, "expected at most 1048576 characters, found 10000000"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "an end",
+        ),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+            "an end",
+        ),
+        ("{% if a %}" * 3000 + "{% endif %}" * 3000, "nested too deep"),
+        ("{{ " + "(" * 3000 + "a" + ")" * 3000 + " }}", "nested too deep"),
+    ],
+    ids=["ten megabytes", "loops", "recursion", "blocks", "brackets"],
+)
+def test_a_template_that_is_too_much_is_refused_by_name_when_it_is_read(
+    tokenizer: Tokenizer, source: str, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"m.gguf, tokenizer.chat_template: .*{message}"):
+        ChatTemplate(source, tokenizer, "m.gguf, tokenizer.chat_template")
+
+
+def test_loops_know_their_length_and_their_last_turn(tokenizer: Tokenizer) -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}"
+        "{% else %}none{% endfor %}{% for a, b in {'x': 1}.items() if b %}{{ a }}{% endfor %}"
+    )
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    assert ChatTemplate(source, tokenizer).render(talk).text == "1/2,2/2.x"
 
 
 def test_a_broken_template_is_named_with_its_line(tokenizer: Tokenizer) -> None:

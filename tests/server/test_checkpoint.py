@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.checkpoint import CheckpointError, resolve, served_name
+from server.checkpoint import CheckpointError, resolve, served_name, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,17 @@ FILES = {
     "original/consolidated.safetensors": b"the same weights",
     "README.md": b"words",
 }
+
+GGUF_FILES = {
+    "README.md": b"words",
+    "config.json": b"{}",
+    "tiny-q4_k_m.gguf": b"small weights",
+    "tiny-Q8_0.gguf": b"large weights",
+    "mmproj-tiny-Q8_0.gguf": b"sight",
+    "BF16/tiny-BF16-00001-of-00002.gguf": b"one half",
+    "BF16/tiny-BF16-00002-of-00002.gguf": b"another half",
+}
+REPOSITORIES = {"tiny": FILES, "packed": GGUF_FILES}
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -68,10 +79,14 @@ def test_further_folders_may_hold_only_tensors(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"model__safetensors": "w"}, r"expected config\.json, found none"),
-        ({"config__json": "{}"}, r"expected weights as \*\.safetensors, found none"),
+        ({"config__json": "{}"}, r"expected weights as \*\.safetensors or \*\.gguf, found none"),
         (
-            {"config__json": "{}", "model__gguf": "w"},
-            r".* found only model\.gguf, which is not read",
+            {"config__json": "{}", "model__bin": "w"},
+            r".* found only model\.bin, which is not read",
+        ),
+        (
+            {"a__gguf": "w", "b__gguf": "w", "c__gguf": "w"},
+            r"expected one model, found 3 in GGUF files, as a\.gguf and b\.gguf; name one",
         ),
     ],
 )
@@ -104,10 +119,37 @@ def test_what_is_neither_a_folder_nor_a_hub_id_is_refused_without_asking_the_hub
     assert served_name(name) == name
 
 
+def test_a_gguf_file_is_taken_by_its_name_or_its_folders(tmp_path: Path) -> None:
+    folder = write(tmp_path / "tiny", **{"a-Q4_K_M__gguf": "weights", "mmproj-a__gguf": "sight"})
+    file = folder / "a-Q4_K_M.gguf"
+    assert resolve(str(file)) == resolve(str(folder)) == [file]
+    assert (served_name(str(file)), served_name(str(folder))) == ("a-Q4_K_M", "tiny")
+    assert weight_bytes([file]) == len("weights")
+    write(folder, config__json="{}", model__safetensors="w")
+    assert resolve(str(folder)) == [folder]
+    assert weight_bytes([folder]) == 1
+
+
+def test_a_split_gguf_file_is_taken_by_any_of_its_parts(tmp_path: Path) -> None:
+    names = [f"a-0000{number}-of-00003__gguf" for number in (1, 2, 3)]
+    folder = write(tmp_path / "split", **dict.fromkeys(names, "part"))
+    first, second, third = sorted(folder.iterdir())
+    for place in (first, second, folder):
+        assert resolve(str(place)) == [first]
+    assert served_name(str(second)) == "a"
+    assert weight_bytes([first]) == 12
+    third.unlink()
+    for place in (first, folder):
+        with pytest.raises(
+            CheckpointError, match=r"expected 3 parts .* found 2; a-00003-of-00003\.gguf is missing"
+        ):
+            resolve(str(place))
+
+
 def test_a_file_and_no_model_at_all_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.bin"
     file.touch()
-    with pytest.raises(CheckpointError, match=r"expected a checkpoint folder .* found a file"):
+    with pytest.raises(CheckpointError, match=r"expected a GGUF file or .* found another file"):
         resolve(str(file))
     with pytest.raises(CheckpointError, match="found none"):
         resolve([])
@@ -149,33 +191,33 @@ class _HubHandler(BaseHTTPRequestHandler):
                 self._refuse(401, "GatedRepo", "Access to model acme/gated is restricted.")
             case ["api", "models", "acme", "broken", *_]:
                 self._send(500, b"{}")
-            case ["api", "models", "acme", "tiny", "revision", "main"] | [
+            case ["api", "models", "acme", repo] | [
                 "api",
                 "models",
                 "acme",
-                "tiny",
-            ]:
-                info = {
-                    "id": "acme/tiny",
-                    "sha": COMMIT,
-                    "siblings": [{"rfilename": n} for n in FILES],
-                }
+                repo,
+                "revision",
+                "main",
+            ] if repo in REPOSITORIES:
+                siblings = [{"rfilename": name} for name in REPOSITORIES[repo]]
+                info = {"id": f"acme/{repo}", "sha": COMMIT, "siblings": siblings}
                 self._send(200, json.dumps(info).encode())
             case ["api", "models", "acme", "tiny", "revision", _]:
                 self._refuse(404, "RevisionNotFound", "Invalid rev id")
-            case ["api", "models", "acme", "tiny", "tree", *_]:
-                self._send(200, json.dumps([_entry(name) for name in FILES]).encode())
-            case ["acme", "tiny", "resolve", _, *name] if "/".join(name) in FILES:
+            case ["api", "models", "acme", repo, "tree", *_] if repo in REPOSITORIES:
+                entries = [_entry(name) for name in REPOSITORIES[repo]]
+                self._send(200, json.dumps(entries).encode())
+            case ["acme", repo, "resolve", _, *name] if "/".join(name) in REPOSITORIES[repo]:
                 self._resolve("/".join(name))
             case ["cdn", *name]:
-                self._send(200, FILES["/".join(name)], cut=self.hub.cuts_downloads)
+                self._send(200, _data("/".join(name)), cut=self.hub.cuts_downloads)
             case _:
                 self._refuse(404, "RepoNotFound", "Repository not found")
 
     def _resolve(self, name: str) -> None:
-        data = FILES[name]
+        data = _data(name)
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_oid(data)}"'}
-        if not name.endswith(".safetensors"):
+        if not name.endswith((".safetensors", ".gguf")):
             self._send(200, data, headers)
             return
         headers |= {"X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"'}
@@ -197,14 +239,18 @@ class _HubHandler(BaseHTTPRequestHandler):
         self.close_connection = cut
 
 
+def _data(name: str) -> bytes:
+    return FILES.get(name) or GGUF_FILES[name]
+
+
 def _oid(data: bytes) -> str:
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
 
 def _entry(name: str) -> dict[str, Any]:
-    data = FILES[name]
+    data = _data(name)
     entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": _oid(data)}
-    if name.endswith(".safetensors"):
+    if name.endswith((".safetensors", ".gguf")):
         sha256 = hashlib.sha256(data).hexdigest()
         entry["lfs"] = {"oid": sha256, "size": len(data), "pointerSize": 130}
     return entry
@@ -271,6 +317,40 @@ def test_a_model_is_fetched_once_and_then_served_from_the_cache_without_the_hub(
     }
     assert (Path(folder) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert fetch(hub, tmp_path, "acme/tiny") == ("folder", folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "fetched"),
+    [
+        ("acme/packed", "tiny-q4_k_m.gguf", {"tiny-q4_k_m.gguf"}),
+        ("acme/packed:q8_0", "tiny-Q8_0.gguf", {"tiny-Q8_0.gguf"}),
+        ("acme/packed:tiny-Q8_0.gguf", "tiny-Q8_0.gguf", {"tiny-Q8_0.gguf"}),
+        (
+            "acme/packed:bf16",
+            "tiny-BF16-00001-of-00002.gguf",
+            {"tiny-BF16-00001-of-00002.gguf", "tiny-BF16-00002-of-00002.gguf"},
+        ),
+    ],
+)
+def test_a_quantization_is_fetched_from_the_hub_alone_and_found_again_without_it(
+    tmp_path: Path, model: str, first: str, fetched: set[str]
+) -> None:
+    with loopback_hub() as hub:
+        kind, place = fetch(hub, tmp_path, model)
+    assert kind == "folder", place
+    assert Path(place).name == first
+    weights = {path.name for path in tmp_path.rglob("*.gguf")}
+    assert weights == fetched
+    assert fetch(hub, tmp_path, model) == ("folder", place)
+
+
+def test_a_quantization_that_the_repository_lacks_is_named(tmp_path: Path) -> None:
+    with loopback_hub() as hub:
+        kind, message = fetch(hub, tmp_path, "acme/packed:Q2_K")
+    assert kind == "error"
+    assert message.startswith(
+        "acme/packed: expected a GGUF file Q2_K in the repository, found none"
+    )
 
 
 def test_a_model_that_is_not_in_the_cache_needs_the_hub(tmp_path: Path) -> None:

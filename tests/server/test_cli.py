@@ -254,6 +254,7 @@ def test_doctor_says_what_is_wrong_and_exits_one(
 
 
 def test_doctor_does_not_download() -> None:
-    check = doctor._checkpoint(["google/gemma-4-E2B-it"])
+    models = ["google/gemma-4-E2B-it"]
+    check = doctor._checkpoint(models, doctor._places(models))
     assert check["status"] == "warning"
     assert "Hub" in check["message"]

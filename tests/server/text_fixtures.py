@@ -108,7 +108,9 @@ def tokenizer(text_folder: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def template(text_folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     """The chat template of `text_folder`."""
-    return ChatTemplate.from_folder(text_folder, tokenizer)
+    template = ChatTemplate.from_folder(text_folder, tokenizer)
+    assert template is not None
+    return template
 
 
 def call(name: str, arguments: object, call_id: str = "call_1") -> Message:
