@@ -83,6 +83,24 @@ def test_four_bits_are_multiplied_as_they_are_stored(wide: Path, tmp_path: Path)
     assert 0 < ((found - exact).square().mean() / exact.square().mean()).item() < 0.001
 
 
+def test_info_tells_types_and_bytes_in_the_file_and_as_they_are_kept(
+    dense: Path, wide: Path, tmp_path: Path
+) -> None:
+    def bytes_of(shape: tuple[int, ...]) -> int:
+        return shape[0] * shape[1] // 256 * 144
+
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q4_K)
+    shapes = [w.shape for w in load_file(wide / "model.safetensors").values() if w.ndim == 2]
+    info = engine(file).info()
+    assert set(info["stored_bytes"]) == {"Q4_K", "F32"}
+    assert info["stored_bytes"]["Q4_K"] == sum(bytes_of(s) for s in shapes if s[1] % 256 == 0)
+    assert (info["weight_format"], info["weight_bytes"]) == (
+        "bfloat16",
+        engine(wide).info()["weight_bytes"],
+    )
+    assert engine(dense).info()["stored_bytes"] == {"BF16": engine(dense).info()["weight_bytes"]}
+
+
 def test_a_folder_with_one_file_or_one_set_stands_for_it(dense: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

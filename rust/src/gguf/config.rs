@@ -289,6 +289,10 @@ impl Keys<'_> {
         let width = own.first().or(shared.first()).copied().unwrap_or(0);
         let all =
             |widths: &[u64], wanted: Option<u64>| widths.iter().all(|&width| Some(width) == wanted);
+        if own.is_empty() {
+            // A drafter, or more shared layers than there are: `config` refuses both.
+            return Ok((width, false));
+        }
         let is_double = !shared.is_empty() && all(shared, width.checked_mul(2));
         if all(own, Some(width)) && (is_double || all(shared, Some(width))) {
             return Ok((width, is_double));

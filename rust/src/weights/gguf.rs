@@ -33,6 +33,11 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// ggml's name of the type.
+    pub(super) const fn name(self) -> &'static str {
+        self.kind.name()
+    }
+
     /// Calls `put(index, value)` for the values of `bytes`, whole blocks.
     fn each(self, bytes: &[u8], mut put: impl FnMut(usize, f32)) {
         let (count, size) = self.kind.block();

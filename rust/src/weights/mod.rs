@@ -77,6 +77,15 @@ impl Region {
     }
 }
 
+/// What weights take up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sizes {
+    /// Bytes as they are kept and multiplied.
+    pub(crate) kept: u64,
+    /// Bytes in the files, by the files' names of types.
+    pub(crate) stored: BTreeMap<String, u64>,
+}
+
 /// All tensors of a checkpoint, and where each is to go.
 pub(crate) struct Weights {
     paths: Vec<PathBuf>,
@@ -317,9 +326,17 @@ impl Weights {
         start + entry.range.start..start + entry.range.end
     }
 
-    /// Bytes of the tensors taken so far, in the model's element type.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes of the tensors taken so far.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let mut stored = BTreeMap::new();
+        for entry in self.taken.iter().filter_map(|name| self.entries.get(name)) {
+            let name = match entry.blocks {
+                Some(blocks) => blocks.name().to_owned(),
+                None => format!("{:?}", entry.dtype),
+            };
+            *stored.entry(name).or_insert(0) += entry.range.len() as u64;
+        }
+        Sizes { kept: self.bytes, stored }
     }
 
     /// The element type of the checkpoint: of its embeddings, or where these are packed of its last norm; bfloat16 for blocks.
