@@ -19,6 +19,9 @@ FORCED = checkpoints.prompt(6, seed=8)
 WIDE: dict[str, Any] = checkpoints.DENSE | {"hidden_size": 256, "intermediate_size": 256}
 """Rows that are whole blocks of 256, in most matrices."""
 
+KERNELS = {Kind.Q4_0: ("int4", 2), Kind.Q5_0: ("int8", 1.3), Kind.Q8_0: ("int8", 1.3)}
+"""Types that fast mode multiplies as they are stored: the format's name, and how much smaller weights are at least."""
+
 QUANTIZED = [Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
 
 
@@ -52,7 +55,7 @@ def test_every_type_gives_the_values_that_gguf_py_reads(
     truth = tmp_path / "truth"
     file = gguf_files.convert(wide, tmp_path / "model.gguf", kind, truth=truth)
     assert torch.equal(logits(file), logits(truth))
-    if kind is not Kind.Q4_0:
+    if kind not in KERNELS:
         fast = {"arithmetic": "fast"}
         assert torch.equal(logits(file, **fast), logits(truth, **fast))
 
@@ -68,18 +71,22 @@ def test_other_element_types_are_rounded_to_once(wide: Path, tmp_path: Path, dty
     assert torch.equal(logits(file, dtype=dtype), logits(truth, dtype=dtype))
 
 
-def test_four_bits_are_multiplied_as_they_are_stored(wide: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KERNELS, ids=lambda k: k.name)
+def test_four_and_eight_bits_are_multiplied_as_they_are_stored(
+    wide: Path, tmp_path: Path, kind: Kind
+) -> None:
     truth = tmp_path / "truth"
-    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q4_0, truth=truth)
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", kind, truth=truth)
     fast = engine(file, arithmetic="auto")
-    assert fast.info()["weight_format"] == "int4"
-    assert fast.info()["weight_bytes"] < engine(file).info()["weight_bytes"] / 2
+    name, smaller = KERNELS[kind]
+    assert fast.info()["weight_format"] == name
+    assert fast.info()["weight_bytes"] < engine(file).info()["weight_bytes"] / smaller
     # The factors are kept whole, so that the one rounding that is left is that of the activations.
     weights = load_file(truth / "model.safetensors")
     whole = {name: w.float() for name, w in weights.items()}
     save_file(whole, truth / "model.safetensors")
     exact = logits(truth, dtype="float32").double()
-    found = logits(file, arithmetic="fast").double()
+    found = fast.logits(PROMPT, FORCED, all=True).double()
     assert 0 < ((found - exact).square().mean() / exact.square().mean()).item() < 0.001
 
 

@@ -153,7 +153,7 @@ class Engine:
 
     def info(self) -> dict[str, Any]:
         """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,
-        `dtype`, `weight_format` and `weight_bytes` (as weights are multiplied: `int4` when some are in four bits),
+        `dtype`, `weight_format` and `weight_bytes` (as weights are multiplied: `int4` or `int8` when some are in four or eight bits),
         `stored_bytes` (of the same weights in their files, by the files' types: `BF16`, `Q4_K`, …), `cache_bytes`, `static_shapes`, `vocab_size`,
         `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`, `slots`; with `programs` also `launches`, `host_reads`,
         `decoded_tokens`, `mode`, `compilations`, `programs`, `pending` and `failure`."""

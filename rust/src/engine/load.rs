@@ -136,7 +136,11 @@ impl Engine {
             };
             let fast = Fast::load(&config, folders, how, &like, on_layer)?;
             let (weights, cache) = (fast.sizes().clone(), fast.cache_bytes());
-            let format = if fast.four_bits() { "int4" } else { dtype.name() };
+            let format = match fast.bits() {
+                4 => "int4",
+                8 => DType::I8.name(),
+                _ => dtype.name(),
+            };
             (Runner::Fast(Box::new(fast)), weights, cache, format)
         } else {
             let form = match &compile {

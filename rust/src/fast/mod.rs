@@ -62,7 +62,7 @@ pub(crate) struct Fast {
     cache: Vec<Vec<KeyValues>>,
     buffers: Buffers,
     sizes: Sizes,
-    four_bits: bool,
+    bits: usize,
     parts: Parts,
 }
 
@@ -159,7 +159,7 @@ impl Fast {
             hidden_size: hidden,
             chunk,
             sizes: weights.sizes(),
-            four_bits: weights.four_bits(),
+            bits: weights.bits(),
             buffers: Buffers::default(),
             parts: Parts::default(),
         })
@@ -170,9 +170,9 @@ impl Fast {
         &self.sizes
     }
 
-    /// Whether any weight is multiplied in four bits.
-    pub(crate) fn four_bits(&self) -> bool {
-        self.four_bits
+    /// Fewest bits of a weight's value as it is multiplied.
+    pub(crate) fn bits(&self) -> usize {
+        self.bits
     }
 
     /// Bytes of the cache.

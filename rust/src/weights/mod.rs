@@ -100,7 +100,8 @@ pub(crate) struct Weights {
     bytes: u64,
     /// Unpacks weights; unless they are given, its threads begin with the first packed weight.
     kernels: OnceCell<Arc<Kernels>>,
-    four_bits: bool,
+    /// Fewest of a value that is multiplied as it is stored.
+    bits: usize,
 }
 
 impl Weights {
@@ -119,7 +120,7 @@ impl Weights {
             taken: BTreeSet::new(),
             bytes: 0,
             kernels: OnceCell::new(),
-            four_bits: false,
+            bits: 16,
         };
         for path in paths {
             let mut found = match files_of(path)? {
@@ -262,9 +263,9 @@ impl Weights {
         Ok(Arc::clone(self.kernels.get_or_init(|| Arc::new(kernels))))
     }
 
-    /// Whether any weight stayed in four bits.
-    pub(crate) fn four_bits(&self) -> bool {
-        self.four_bits
+    /// Fewest bits of a value that is multiplied as it is stored; 16 where none has less.
+    pub(crate) fn bits(&self) -> usize {
+        self.bits
     }
 
     /// In which operations the model is to compute.
