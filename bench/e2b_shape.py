@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from models.training.pack import PUBLISHED, Packing, quantization_config
+from quantize.plan import FORMATS, quantization_config
 from tpu import E2B, user_cache
 
 HIDDEN, LAYERS, HEADS, VOCAB, PER_LAYER = 1536, 35, 8, 262144, 256
@@ -144,7 +144,8 @@ def make(folder: Path, *, w4a16: bool = False, tables: bool = True) -> Path:
     config = dict(CONFIG)
     if w4a16:
         config["tie_word_embeddings"] = not tables
-        config["quantization_config"] = quantization_config(PUBLISHED if tables else Packing())
+        form = FORMATS["emb4" if tables else "w4a16"]
+        config["quantization_config"] = quantization_config(form, [] if tables else ["lm_head"])
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     ends = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 106, 50]}
     (folder / "generation_config.json").write_text(json.dumps(ends))

@@ -9,4 +9,4 @@ EMBEDDED: Path = Path(__file__).parent / "gemma4-embedded"
 """Folder of the embedded checkpoint, in the layout of a Hugging Face download."""
 
 EMBEDDED_W4A16: Path = Path(__file__).parent / "gemma4-embedded-w4a16"
-"""The same with weights and tables packed in four bits (compressed-tensors), made by `models.training.pack`."""
+"""The same with weights and tables packed in four bits (compressed-tensors), made by `torchtpu-rs quantize`."""

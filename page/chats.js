@@ -1,6 +1,6 @@
-// Keeps the chats: in memory, and each under a key of its own in localStorage, so that tabs do not write over each other.
+// Keeps the chats: in memory, and each under its own key in localStorage, for several tabs.
 //
-// A chat: {id, revision, title, named, updated, settings, messages}. A message: {role, content}; an answer also has
+// A chat: {id, revision, before (the revision it came of), title, named, updated, settings, messages}. A message: {role, content}; an answer also has
 // reasoning, calls, state (writing, done, length, stopped, cut, failed), problem and timings.
 
 const PREFIX = "torchtpu.chat.";
@@ -11,15 +11,22 @@ const ENDED = ["done", "length", "stopped", "cut", "failed"];
 const PLAIN = { system: "", maxTokens: null, stop: [] };
 
 const known = new Map();
+const written = new Set(); // this tab's revisions
 const storage = localStorage;
 
 /** Reads what is stored and returns what to tell the person, or null. `onchange(id)`: another tab wrote. */
 export function open(onchange) {
 	const broken = Object.keys(storage).filter((key) => key.startsWith(PREFIX) && !take(key));
-	addEventListener("storage", ({ key }) => {
+	addEventListener("storage", ({ key, newValue }) => {
 		if (!key?.startsWith(PREFIX)) return;
 		const id = key.slice(PREFIX.length);
-		if (!take(key)) known.delete(id);
+		const mine = known.get(id);
+		const theirs = take(key);
+		if (!theirs) known.delete(id);
+		// Both tabs wrote at once, and theirs stayed.
+		const last = mine?.revision;
+		const isLost = written.has(last) && theirs && ![theirs.revision, JSON.parse(newValue)?.before].includes(last);
+		if (isLost) save(copy(mine));
 		onchange(id);
 	});
 	return broken.length ? `Stored chats that cannot be read, left as they are: ${broken.length}.` : null;
@@ -53,25 +60,28 @@ export function create() {
 
 /** Keeps a chat and returns what to tell the person, or null.
 
-What another tab has written since is left alone: this tab's version becomes a chat of its own. */
+What another tab has written since is left alone: this tab's version becomes another chat. */
 export function save(chat) {
 	const other = stored(PREFIX + chat.id);
 	let told = null;
 	if (other && other.revision !== chat.revision) {
 		known.set(other.id, other);
-		Object.assign(chat, { id: newId(), revision: 0, title: `${chat.title} (copy)`, named: true });
-		told = "Another tab wrote in this chat: what this tab has is a chat of its own now.";
+		copy(chat);
+		told = "Another tab wrote in this chat: this tab's version is a chat of its own now.";
 	}
 	known.set(chat.id, chat);
 	try {
-		const next = { ...chat, revision: chat.revision + 1 };
-		storage.setItem(PREFIX + chat.id, JSON.stringify(next));
-		chat.revision = next.revision;
+		const revision = newId();
+		storage.setItem(PREFIX + chat.id, JSON.stringify({ ...chat, before: chat.revision, revision }));
+		chat.revision = revision;
+		written.add(revision);
 	} catch {
 		told = "This browser has no more room for chats: the last text is not kept. Export some and delete them.";
 	}
 	return told;
 }
+
+const copy = (chat) => Object.assign(chat, { id: newId(), revision: 0, title: `${chat.title} (copy)`, named: true });
 
 /** Forgets a chat. */
 export function remove({ id }) {
@@ -84,7 +94,7 @@ export const setDefaults = (settings) => storage.setItem(DEFAULTS, JSON.stringif
 
 /** Chats as a file's text. */
 export function exported(chats) {
-	const kept = chats.map(({ id, revision, ...chat }) => chat);
+	const kept = chats.map(({ id, revision, before, ...chat }) => chat);
 	return JSON.stringify({ format: FORMAT, version: VERSION, chats: kept }, null, 2);
 }
 

@@ -1,4 +1,4 @@
-// Draws Markdown, also while it grows. Markup in it is shown as the text it is; what comes out is sanitized all the same.
+// Draws Markdown, also while it grows. Markup in it is shown as text; what comes out is sanitized all the same.
 
 import { copyButton, make } from "./dom.js";
 import { Marked } from "./vendor/marked.esm.js";

@@ -1,4 +1,4 @@
-// The status panel: the VM's stages, slots, counters over time, what is loaded. It asks only while it is open.
+// The status panel: stages of the VM, slots, counters, what is loaded. It asks only while it is open.
 
 import { connection } from "./connection.js";
 import { find, make } from "./dom.js";

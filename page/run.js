@@ -35,7 +35,7 @@ export class Run extends EventTarget {
 		this.#leave.abort();
 	}
 
-	/** Marks the answer as one that nobody will follow to its end: the connection breaks when the page goes. */
+	/** Marks the answer as one that ends here: the connection breaks when the page goes. */
 	leave() {
 		this.#left = "the page was left before the answer ended.";
 		this.#end("cut", this.#left);

@@ -24,7 +24,7 @@ export class Unreachable extends Error {
 let askForKey = async () => null;
 let asking = null;
 
-/** `ask(refused)` is called when the server wants a key, and gives one or null; `refused` says that it had one. */
+/** `ask(refused)` gives the key that the server wants, or null; `refused`: it had one. */
 export function onKeyNeeded(ask) {
 	askForKey = ask;
 }

@@ -1,4 +1,4 @@
-// Reads a streamed answer: server-sent events with one JSON chunk each, and an end that has to be said.
+// Reads a streamed answer: server-sent events of one JSON chunk each, and an end that has to be said.
 
 /** The answer ended before its end; the message says how. */
 export class Cut extends Error {}

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from models import EMBEDDED
+from server import bench_commands, quantize_command
 from server.engine import package_version
 from server.errors import ApiError
+from server.exits import EX_CONFIG, fail, key_in
 from server.settings import Settings
 
 app = typer.Typer(
@@ -27,9 +29,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-EX_CONFIG = 78
-"""Settings are wrong (sysexits.h): starting again would change nothing, and systemd can be told so."""
+app.add_typer(bench_commands.app)
+app.add_typer(quantize_command.app)
 
 Models = Annotated[
     list[str] | None,
@@ -195,7 +196,7 @@ def serve(
                 "slots": slots,
                 "compile_cache": compile_cache,
                 "max_queue": max_queue,
-                "api_key": api_key or _key_in(api_key_file),
+                "api_key": api_key or key_in(api_key_file),
                 "cors_origin": tuple(cors_origin or ()),
                 "page": page,
                 "drain_seconds": drain_seconds,
@@ -209,13 +210,13 @@ def serve(
         message = problem["msg"].removeprefix("Value error, ")
         where = problem["loc"]
         named = f"--{str(where[0]).replace('_', '-')}: {message}" if where else message
-        _fail(named, EX_CONFIG)
+        fail(named, EX_CONFIG)
     console = Console(stderr=True)
     _set_up_logging(settings.log_level, console)
     try:
         code = run_server(settings, console)
     except OSError as error:
-        _fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
+        fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
     raise typer.Exit(code)
 
 
@@ -259,7 +260,7 @@ def render(
         text = load_text_side(resolve(_models([model] if model else None))[0])
         rendered = render_chat(parse_request(ChatRequest, body), text)
     except (ApiError, OSError, ValueError) as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         shown: dict[str, Any] = {"text": rendered.text, "token_ids": rendered.token_ids}
         typer.echo(json.dumps(shown, ensure_ascii=False))
@@ -278,10 +279,10 @@ def smoke(
     try:
         line = run_smoke(device)
     except (RuntimeError, ImportError) as error:
-        _fail(f"expected {device} to compute, found: {error}")
+        fail(f"expected {device} to compute, found: {error}")
     typer.echo(line)
     if f"matmul_sum 512.0 on {device}" not in line:
-        _fail(f"expected matmul_sum 512.0 on {device}")
+        fail(f"expected matmul_sum 512.0 on {device}")
     typer.echo(f"{device.partition(':')[0].upper()} smoke OK")
 
 
@@ -302,103 +303,6 @@ def doctor(
         for line in lines(report):
             typer.echo(line)
     raise typer.Exit(0 if report["ok"] else 1)
-
-
-@app.command()
-def bench(
-    url: Annotated[str, typer.Argument(help="The endpoint: torchtpu-rs, llama.cpp's, vLLM's, …")],
-    model: Annotated[str | None, typer.Option(help="Default: the first one served.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="TORCHTPU_API_KEY", show_default=False)
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(envvar="TORCHTPU_API_KEY_FILE", show_default=False)
-    ] = None,
-    only: Annotated[
-        str, typer.Option(help="A part: published (one at a time, then streamed) or load.")
-    ] = "published,load",
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Repeatable, for the streams in turn; the first is asked one at a time too.",
-            show_default=False,
-        ),
-    ] = None,
-    requests: Annotated[int, typer.Option(help="One at a time.")] = 5,
-    max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 100,
-    concurrency: Annotated[str, typer.Option(help="Callers of each level of load.")] = "1,2,4,8",
-    rate: Annotated[
-        str, typer.Option(help="Requests a second of each level, instead of callers who wait.")
-    ] = "",
-    requests_per_level: Annotated[
-        int | None, typer.Option(help="Default: 4 a caller, at least 8; 32 at a rate.")
-    ] = None,
-    duration: Annotated[
-        float | None, typer.Option(help="Seconds of each level, instead of so many requests.")
-    ] = None,
-    warmup: Annotated[int, typer.Option(help="Of each caller, before each level.")] = 1,
-    body: Annotated[
-        str, typer.Option(help='Fields for each request, as JSON: {"temperature": 0}.')
-    ] = "{}",
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer.")] = 300.0,
-    usd_per_hour: Annotated[
-        float | None, typer.Option(help="Price of the machine: tells what a million tokens cost.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="File for all that was measured; - is stdout.")
-    ] = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="File for a plot: x.svg, x.png, …")
-    ] = None,
-) -> None:
-    """Measure how fast an OpenAI endpoint answers, one request at a time and under load."""
-    from bench.load import command
-    from bench.load.wire import BenchmarkError
-
-    options = {
-        "parts": only,
-        "prompts": prompt,
-        "requests": requests,
-        "max_tokens": max_tokens,
-        "concurrency": concurrency,
-        "rates": rate,
-        "requests_per_level": requests_per_level,
-        "duration_seconds": duration,
-        "warmup": warmup,
-        "fields": body,
-        "timeout_seconds": timeout,
-        "model": model,
-    }
-    try:
-        code = command.run(
-            url,
-            api_key or _key_in(api_key_file),
-            command.settings(options),
-            usd_per_hour=usd_per_hour,
-            json_file=json_file,
-            plot_file=plot_file,
-        )
-    except BenchmarkError as error:
-        _fail(str(error))
-    raise typer.Exit(code)
-
-
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(help="A file of `bench --json`.")],
-    second: Annotated[Path, typer.Argument(help="Another: ratios are of this to the first.")],
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="File for a plot of both: x.svg, x.png, …")
-    ] = None,
-) -> None:
-    """Compare two results of bench, figure by figure."""
-    from bench.load import command
-    from bench.load.wire import BenchmarkError
-
-    try:
-        command.compare(first, second, plot_file)
-    except BenchmarkError as error:
-        _fail(str(error))
 
 
 def main() -> None:
@@ -422,20 +326,3 @@ def _set_up_logging(level: str, console: Console) -> None:
     # Its start and stop lines repeat ours.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
     logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-def _key_in(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        key = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        _fail(f"--api-key-file: expected a file with a key, found {file}: {error}", EX_CONFIG)
-    if not key:
-        _fail(f"--api-key-file: expected a key in {file}, found an empty file", EX_CONFIG)
-    return key
-
-
-def _fail(message: str, code: int = 1) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)

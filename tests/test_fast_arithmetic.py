@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import torchtpu_rs
-from models.training import pack
-from models.training.pack import Packing
-from tests import checkpoints
+from tests import checkpoints, pack
+from tests.pack import Packing
 
 LIKE = torch.zeros(1)
 PROMPT = checkpoints.prompt(40)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import torchtpu_rs
-from models.training import pack
-from models.training.pack import Packing
-from tests import checkpoints
+from tests import checkpoints, pack
+from tests.pack import Packing
 from tests.test_hostile_checkpoints import edit_config, edit_tensors, refused
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"

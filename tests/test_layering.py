@@ -96,7 +96,7 @@ def test_server_modules_import_only_what_they_may(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["server", "torchtpu_rs", "models", "bench", "rig", "page", "demo"]
+    "folder", ["server", "torchtpu_rs", "quantize", "models", "bench", "rig", "page", "demo"]
 )
 def test_files_are_read_in_one_sitting(folder: str) -> None:
     long = {

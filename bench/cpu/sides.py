@@ -37,20 +37,23 @@ def checkpoint(form: str) -> Path:
     return e2b_shape.make(folder, w4a16=packed, tables="bf16-tables" not in form)
 
 
-def _python(folder: Path, command: list[str | Path]) -> Ready:
-    def measure(plan: Plan, log: Path) -> dict[str, float]:
-        return process.run_job(command, plan.job(folder), log=log)
+def of_python(checkpoint: Path, command: list[str | Path]) -> Ready:
+    """A process of `bench.measures` on a folder of safetensors, or on one file."""
 
-    return Ready(sorted(folder.glob("*.safetensors")), measure)
+    def measure(plan: Plan, log: Path) -> dict[str, float]:
+        return process.run_job(command, plan.job(checkpoint), log=log)
+
+    files = [checkpoint] if checkpoint.is_file() else sorted(checkpoint.glob("*.safetensors"))
+    return Ready(files, measure)
 
 
 def _here(form: str, engine: str) -> Callable[[], Ready]:
-    return lambda: _python(checkpoint(form), [sys.executable, "-m", "bench.engines", engine])
+    return lambda: of_python(checkpoint(form), [sys.executable, "-m", "bench.engines", engine])
 
 
 def _vllm() -> Ready:
     python = install.environment("vllm", install.VLLM, overrides=install.VLLM_OVERRIDES)
-    return _python(checkpoint("bf16"), [python, "-m", "bench.cpu.vllm_engine"])
+    return of_python(checkpoint("bf16"), [python, "-m", "bench.cpu.vllm_engine"])
 
 
 def _mistralrs() -> Ready:
@@ -58,7 +61,7 @@ def _mistralrs() -> Ready:
 
     python = install.environment("mistralrs", install.MISTRALRS)
     dressed = mistralrs_shape.make(checkpoint("bf16"), e2b_shape.scratch("mistralrs"))
-    return _python(dressed, [python, "-m", "bench.cpu.mistralrs_engine"])
+    return of_python(dressed, [python, "-m", "bench.cpu.mistralrs_engine"])
 
 
 def _llama(form: str, *options: str) -> Callable[[], Ready]:

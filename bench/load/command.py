@@ -1,4 +1,4 @@
-"""`torchtpu-rs bench` and `torchtpu-rs compare` without their options: run, show, write. The options are server/cli.py's.
+"""`torchtpu-rs bench` and `torchtpu-rs compare` without their options: run, show, write. The options are server/bench_commands.py's.
 
 What was measured is written whatever ends the run.
 """

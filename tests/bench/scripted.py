@@ -38,6 +38,8 @@ class Script:
     """How it answers. Seconds and tokens."""
 
     first: float = 0.03
+    spread: float = 0.0
+    """The slowest first token takes so much longer than the fastest, as a part of `first`; few are slow."""
     gap: float = 0.004
     tokens: int = 10
     usage: bool = True
@@ -157,7 +159,7 @@ class Scripted:
         script = self.script
         if script.answers and len(script.asked) > script.answers:
             await asyncio.Event().wait()
-        begun = time.perf_counter()
+        begun = time.perf_counter() + script.first * script.spread * _rank(len(script.asked)) ** 3
         size = script.tokens_per_chunk
         for index in range(0, script.tokens, size):
             due = begun + script.first + script.gap * index
@@ -174,6 +176,11 @@ class Scripted:
         return {"prompt_tokens": 7, "completion_tokens": self.script.tokens}
 
 
+def _rank(number: int) -> float:
+    """In [0, 1), evenly spread over any run of numbers, and the same each time."""
+    return number * (5**0.5 - 1) / 2 % 1
+
+
 def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
@@ -183,11 +190,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An OpenAI endpoint whose times are known.")
     parser.add_argument("--port", type=int, default=8200)
     parser.add_argument("--first", type=float, default=0.2)
+    parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--gap", type=float, default=0.02)
     parser.add_argument("--tokens", type=int, default=50)
     parser.add_argument("--slots", type=int, default=0)
     given = parser.parse_args()
-    script = Script(first=given.first, gap=given.gap, tokens=given.tokens, slots=given.slots)
+    script = Script(
+        first=given.first,
+        spread=given.spread,
+        gap=given.gap,
+        tokens=given.tokens,
+        slots=given.slots,
+    )
     Scripted(script, given.port).run()
 
 

@@ -20,6 +20,12 @@ def say(tab: Page, text: str) -> None:
     tab.press("#say", "Enter")
 
 
+def reload(tab: Page) -> None:
+    """Load the page anew, until its scripts run."""
+    tab.reload()
+    tab.wait_for_selector("body[data-server]")
+
+
 def wait(tab: Page) -> None:
     """Until the answer has ended."""
     expect(tab.locator("#stop")).to_be_hidden()

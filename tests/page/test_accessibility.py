@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.fakes import Gate
 from tests.page.scripted import Scripted, delta, end, running
-from tests.page.talk import answers, ask, grown, last, press, say, wait
+from tests.page.talk import answers, ask, grown, last, press, reload, say, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -263,11 +263,12 @@ def test_the_chosen_theme_outlives_a_reload_and_is_there_at_the_first_paint(
     tab.get_by_label("Colors").select_option("Dark")
     dark = ground()
     assert dark != light
-    tab.route("**/page/app.js", lambda route: route.abort())
+    nothing = {"body": "", "content_type": "text/javascript"}
+    tab.route("**/page/app.js", lambda route: route.fulfill(**nothing))
     tab.reload()
     assert ground() == dark
     tab.unroute("**/page/app.js")
-    tab.reload()
+    reload(tab)
     tab.get_by_label("Colors").select_option("System colors")
     assert ground() == light
 

@@ -22,6 +22,7 @@ from tests.page.talk import (
     make_short,
     press,
     questions,
+    reload,
     say,
     titles,
     wait,
@@ -125,7 +126,7 @@ def test_a_reload_keeps_the_chat_and_the_conversation_goes_on(tab: Page) -> None
     ask(tab, "Hello! My name is Ada.")
     before = (questions(tab), answers(tab), titles(tab))
     tab.fill("#say", "What is my")
-    tab.reload()
+    reload(tab)
     expect(tab.locator(".message")).to_have_count(2)
     assert (questions(tab), answers(tab), titles(tab)) == before
     assert tab.input_value("#say") == "What is my"
@@ -137,7 +138,7 @@ def test_an_answer_that_a_reload_interrupts_is_marked_as_cut(tab: Page, real: Li
     make_long(tab)
     say(tab, OCEAN)
     grown(tab)
-    tab.reload()
+    reload(tab)
     expect(last(tab).locator(".note")).to_have_text(
         "Cut: the page was left before the answer ended."
     )
@@ -207,7 +208,7 @@ def test_settings_for_new_chats_outlive_a_reload(tab: Page) -> None:
     tab.get_by_label("System prompt").fill("Be kind.")
     tab.get_by_label("Also for new chats").check()
     press(tab, "Save")
-    tab.reload()
+    reload(tab)
     press(tab, "New chat")
     expect(tab.locator("#system")).to_contain_text("Be kind.")
 
@@ -237,14 +238,14 @@ def test_chats_are_listed_renamed_deleted_and_brought_back(tab: Page) -> None:
     press(tab, "Delete")
     assert titles(tab) == ["Water"]
     assert questions(tab) == [OCEAN]
-    tab.reload()
+    reload(tab)
     assert titles(tab) == ["Water"]
     tab.click("#chat-menu-button")
     press(tab, "Delete")
     assert titles(tab) == []
     press(tab, "Undo")
     assert titles(tab) == ["Water"]
-    tab.reload()
+    reload(tab)
     assert questions(tab) == [OCEAN]
 
 
@@ -260,7 +261,7 @@ def test_a_chat_that_is_deleted_while_it_is_answered_is_gone_and_the_server_free
     eventually(lambda: cancelled(real) == before + 1, "the cancel is counted")
     assert titles(tab) == []
     expect(tab.locator("#stop")).to_be_hidden()
-    tab.reload()
+    reload(tab)
     expect(tab.locator("#welcome")).to_be_visible()
     assert titles(tab) == []
 
@@ -340,12 +341,32 @@ def test_two_tabs_see_each_other_and_destroy_nothing(tab: Page, person: Watched)
     wait(other)
     tab.bring_to_front()
     expect(tab.locator("#chats li")).to_have_count(2)
-    tab.reload()
+    reload(tab)
     everything = set()
     for number in range(2):
         tab.locator("#chats button").nth(number).click()
         everything.update(questions(tab))
     assert {"Count to ten.", OCEAN} <= everything
+
+
+def test_what_two_tabs_wrote_at_the_same_moment_is_kept_of_both(tab: Page, person: Watched) -> None:
+    answer = ask(tab, "Hello! My name is Ada.")
+    other = person.open("/")
+    # As it arrives when the other tab had not heard of this one's text yet: made of what was there before.
+    other.evaluate(
+        """() => {
+            const key = Object.keys(localStorage).find(key => key.startsWith("torchtpu.chat."));
+            const chat = JSON.parse(localStorage[key]);
+            const messages = [{role: "user", content: "From the other tab."}];
+            localStorage[key] = JSON.stringify({...chat, messages, before: "older", revision: "theirs"});
+        }"""
+    )
+    expect(tab.locator("#chats li")).to_have_count(2)
+    assert answers(tab) == [answer]
+    reload(tab)
+    assert answers(tab) == [answer]
+    tab.locator("#chats button").filter(has_not_text="copy").click()
+    assert questions(tab) == ["From the other tab."]
 
 
 def test_a_full_storage_is_told_and_the_chat_goes_on(tab: Page) -> None:

@@ -22,7 +22,18 @@ from server.settings import Settings
 from server.tokenizer import Tokenizer
 from tests.fakes import PATIENCE_SECONDS, FakeEngine, Gate
 from tests.page.scripted import DONE, Scripted, delta, end, running
-from tests.page.talk import answers, ask, grown, last, make_long, make_short, press, say, wait
+from tests.page.talk import (
+    answers,
+    ask,
+    grown,
+    last,
+    make_long,
+    make_short,
+    press,
+    reload,
+    say,
+    wait,
+)
 from tests.server.live_server import Live, eventually
 
 if TYPE_CHECKING:
@@ -159,7 +170,7 @@ def test_the_key_is_asked_for_when_the_server_wants_one_and_forgotten_with_the_t
         wait(tab)
         assert answers(tab) == ["Come in."]
         assert "s3cret" not in tab.evaluate("JSON.stringify(localStorage)")
-        tab.reload()
+        reload(tab)
         assert ask(tab, "Hello again!") == "Come in."
         other = person.open("/")
         expect(other.get_by_role("dialog")).to_be_visible()
@@ -260,7 +271,7 @@ def test_markup_in_messages_stays_text(tab: Page, scripted: Scripted) -> None:
     scripted.say(*[delta(content=piece) for piece in re.findall(r"(?s).{1,7}", HOSTILE)])
     say(tab, HOSTILE)
     wait(tab)
-    tab.reload()
+    reload(tab)
     expect(tab.locator(".message")).to_have_count(2)
     thread = tab.locator("#thread")
     for inert in ("script", "img", "iframe", "svg:not(.icon)", "b", "[onerror]", "[onclick]"):

@@ -9,9 +9,8 @@ import torch
 
 import torchtpu_rs
 from bench.exact import equal_bits, load_transformers, run_transformers
-from models.training import pack
-from models.training.pack import Packing
-from tests import checkpoints
+from tests import checkpoints, pack
+from tests.pack import Packing
 
 STEPS = 24
 

@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 
 import torchtpu_rs
 from models import EMBEDDED
-from models.training import pack
-from models.training.pack import Packing
-from tests import checkpoints
+from tests import checkpoints, pack
+from tests.pack import Packing
 from tests.tpu.conftest import CONTEXT, PLAN, compiled, exact, prompt
 from torchtpu_rs import capture
 from torchtpu_rs.capture import Programs

@@ -1,11 +1,8 @@
-"""Packs a checkpoint as compressed-tensors `pack-quantized`: `python -m models.training.pack DENSE OUT`.
+"""Packed checkpoints in every form that is read, laid out by compressed-tensors' own code: 4 and 8 bits, groups or rows, zero points.
 
-Integers, factors and zero points are laid out by compressed-tensors' own code. The published W4A16 checkpoints are the model:
-4 bits, groups of 32 columns, bfloat16 factors; with `tables` also the vocabulary tables, with float16 factors, and a head
-of their own. Projections whose columns are no whole number of groups stay as they are.
+`quantize/` writes the forms that users make; this one is independent of it, so that our reading is not judged by our writing.
 """
 
-import argparse
 import json
 import shutil
 from collections.abc import Sequence
@@ -30,7 +27,7 @@ TABLES = ("embed_tokens", "embed_tokens_per_layer")
 
 @dataclass(frozen=True)
 class Packing:
-    """How weights are packed; the default is that of the published W4A16 checkpoints."""
+    """How weights are packed, rounded to nearest; the default is the form of the published W4A16 checkpoints."""
 
     num_bits: int = 4
     group_size: int | None = 32
@@ -38,8 +35,6 @@ class Packing:
     scale_dtype: torch.dtype = torch.bfloat16
     tables: bool = False
     """Also the vocabulary tables, with float16 factors, and an own packed head (`-emb4`)."""
-    steps: tuple[float, ...] = (1.0,)
-    """Factors tried, relative to the one that reaches a group's largest value; the least squared error wins."""
 
     @property
     def arguments(self) -> QuantizationArgs:
@@ -53,10 +48,6 @@ class Packing:
         )
 
 
-PUBLISHED = Packing(tables=True, steps=tuple(1 - step / 40 for step in range(17)))
-"""W4A16 with packed tables."""
-
-
 def _pack(weight: torch.Tensor, packing: Packing, scale_dtype: torch.dtype) -> dict[str, Any]:
     """The tensors that stand for `weight` `[out, in]`, by the end of their names."""
     size = packing.group_size or weight.shape[1]
@@ -64,19 +55,7 @@ def _pack(weight: torch.Tensor, packing: Packing, scale_dtype: torch.dtype) -> d
     largest, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), packing.arguments)
     scheme = QuantizationScheme(targets=["Linear"], weights=packing.arguments)
 
-    def error(scale: torch.Tensor) -> torch.Tensor:
-        limit = 2 ** (packing.num_bits - 1)
-        step = scale.float().unsqueeze(-1)
-        offset = zero.float().unsqueeze(-1)
-        rounded = (groups / step + offset).round().clamp(-limit, limit - 1) - offset
-        # In float64, so that no order of adding up decides between two factors.
-        squares: torch.Tensor = (rounded * step - groups).double().square()
-        return squares.sum(-1)
-
-    scale = (largest * packing.steps[0]).to(scale_dtype)
-    for step in packing.steps[1:]:
-        other = (largest * step).to(scale_dtype)
-        scale = torch.where(error(other) < error(scale), other, scale)
+    scale = largest.to(scale_dtype)
     state = {"weight": weight.float(), "weight_scale": scale.float()}
     if not packing.symmetric:
         state["weight_zero_point"] = zero.to(torch.int8)
@@ -160,16 +139,3 @@ def make(
         if (dense / name).is_file():
             shutil.copy(dense / name, folder)
     return folder
-
-
-def main() -> None:
-    """Packs the checkpoint named on the command line with the published scheme, tables included."""
-    parser = argparse.ArgumentParser(description="Pack a checkpoint as W4A16 with int4 tables.")
-    parser.add_argument("dense", type=Path)
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    make(arguments.out, arguments.dense, PUBLISHED)
-
-
-if __name__ == "__main__":
-    main()
