@@ -116,6 +116,34 @@ def test_a_folder_with_one_file_or_one_set_stands_for_it(dense: Path, tmp_path: 
     assert torch.equal(logits(folder), logits(dense))
 
 
+def test_any_file_of_a_set_stands_for_all_of_them(dense: Path, tmp_path: Path) -> None:
+    keys, tensors, _ = gguf_files.parts_of(dense)
+    names = sorted(tensors)
+    thirds = [names[i::3] for i in range(3)]
+    files = [tmp_path / f"model-0000{i + 1}-of-00003.gguf" for i in range(3)]
+    for number, (file, own) in enumerate(zip(files, thirds, strict=True)):
+        split = {"split.no": number, "split.count": 3, "split.tensors.count": len(names)}
+        gguf_files.write(
+            file, (keys if number == 0 else {}) | split, {name: tensors[name] for name in own}
+        )
+    wanted = logits(dense)
+    for path in (*files, tmp_path):
+        assert torch.equal(logits(path), wanted)
+        assert torchtpu_rs.gguf_metadata(path)["gemma4.block_count"] == 9
+
+
+@pytest.mark.parametrize("arithmetic", ["compiled", "int8"])
+def test_what_compiled_programs_compute_with_is_made_of_the_same_values(
+    wide: Path, tmp_path: Path, arithmetic: str
+) -> None:
+    truth = tmp_path / "truth"
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q5_K, truth=truth)
+    options = {"arithmetic": arithmetic, "prefill_chunk": 8}
+    assert torch.equal(
+        engine(file, **options).logits(PROMPT), engine(truth, **options).logits(PROMPT)
+    )
+
+
 def test_a_tensor_is_taken_from_the_first_that_has_it(dense: Path, tmp_path: Path) -> None:
     file = gguf_files.convert(dense, tmp_path / "model.gguf")
     name = "model.embed_tokens.weight"
