@@ -70,15 +70,11 @@ def blocks(values: torch.Tensor, kind: GGMLQuantizationType, seed: int) -> np.nd
     return data.reshape(rows, -1)
 
 
-def convert(
-    folder: Path,
-    file: Path,
-    kind: GGMLQuantizationType = Kind.BF16,
-    *,
-    truth: Path | None = None,
-) -> Path:
-    """Writes the Gemma 4 checkpoint in `folder` to `file`: matrices in the type `kind` where their rows allow it, the rest in
-    float32. With `truth` also a copy of the folder, in which matrices have the values that gguf-py reads."""
+def parts_of(
+    folder: Path, kind: GGMLQuantizationType = Kind.BF16
+) -> tuple[dict[str, Any], Tensors, dict[str, torch.Tensor]]:
+    """Metadata and tensors of the Gemma 4 checkpoint in `folder`, matrices in the type `kind` where their rows allow it, the rest
+    in float32; and by Hugging Face's names the values that gguf-py reads of them."""
     config = json.loads((folder / "config.json").read_text())
     names = get_tensor_name_map(MODEL_ARCH.GEMMA4, config["num_hidden_layers"])
     tensors: Tensors = {}
@@ -89,14 +85,27 @@ def convert(
         data = blocks(values, own, seed)
         tensors[gguf_name(name, names)] = data, own
         read[name] = torch.from_numpy(dequantize(data, own).copy()).to(values.dtype)
-    if truth is not None:
-        shutil.copytree(folder, truth)
-        save_file(read, truth / "model.safetensors")
     half = config["global_head_dim"] // 2
     turning = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * half)
     factors = np.array([1.0] * turning + [1e30] * (half - turning), np.float32)
     tensors["rope_freqs.weight"] = factors, Kind.F32
-    return write(file, keys_of(config), tensors)
+    return keys_of(config), tensors, read
+
+
+def convert(
+    folder: Path,
+    file: Path,
+    kind: GGMLQuantizationType = Kind.BF16,
+    *,
+    truth: Path | None = None,
+) -> Path:
+    """Writes the checkpoint in `folder` to `file` (see `parts_of`); with `truth` also a copy of the folder, with the values that
+    gguf-py reads."""
+    keys, tensors, read = parts_of(folder, kind)
+    if truth is not None:
+        shutil.copytree(folder, truth)
+        save_file(read, truth / "model.safetensors")
+    return write(file, keys, tensors)
 
 
 def gguf_name(name: str, names: TensorNameMap) -> str:

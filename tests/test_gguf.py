@@ -19,6 +19,9 @@ FORCED = checkpoints.prompt(6, seed=8)
 WIDE: dict[str, Any] = checkpoints.DENSE | {"hidden_size": 256, "intermediate_size": 256}
 """Rows that are whole blocks of 256, in most matrices."""
 
+KERNELS = {Kind.Q4_0: ("int4", 2), Kind.Q5_0: ("int8", 1.3), Kind.Q8_0: ("int8", 1.3)}
+"""Types that fast mode multiplies as they are stored: the format's name, and how much smaller weights are at least."""
+
 QUANTIZED = [Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
 
 
@@ -52,7 +55,7 @@ def test_every_type_gives_the_values_that_gguf_py_reads(
     truth = tmp_path / "truth"
     file = gguf_files.convert(wide, tmp_path / "model.gguf", kind, truth=truth)
     assert torch.equal(logits(file), logits(truth))
-    if kind is not Kind.Q4_0:
+    if kind not in KERNELS:
         fast = {"arithmetic": "fast"}
         assert torch.equal(logits(file, **fast), logits(truth, **fast))
 
@@ -68,19 +71,41 @@ def test_other_element_types_are_rounded_to_once(wide: Path, tmp_path: Path, dty
     assert torch.equal(logits(file, dtype=dtype), logits(truth, dtype=dtype))
 
 
-def test_four_bits_are_multiplied_as_they_are_stored(wide: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KERNELS, ids=lambda k: k.name)
+def test_four_and_eight_bits_are_multiplied_as_they_are_stored(
+    wide: Path, tmp_path: Path, kind: Kind
+) -> None:
     truth = tmp_path / "truth"
-    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q4_0, truth=truth)
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", kind, truth=truth)
     fast = engine(file, arithmetic="auto")
-    assert fast.info()["weight_format"] == "int4"
-    assert fast.info()["weight_bytes"] < engine(file).info()["weight_bytes"] / 2
+    name, smaller = KERNELS[kind]
+    assert fast.info()["weight_format"] == name
+    assert fast.info()["weight_bytes"] < engine(file).info()["weight_bytes"] / smaller
     # The factors are kept whole, so that the one rounding that is left is that of the activations.
     weights = load_file(truth / "model.safetensors")
     whole = {name: w.float() for name, w in weights.items()}
     save_file(whole, truth / "model.safetensors")
     exact = logits(truth, dtype="float32").double()
-    found = logits(file, arithmetic="fast").double()
+    found = fast.logits(PROMPT, FORCED, all=True).double()
     assert 0 < ((found - exact).square().mean() / exact.square().mean()).item() < 0.001
+
+
+def test_info_tells_types_and_bytes_in_the_file_and_as_they_are_kept(
+    dense: Path, wide: Path, tmp_path: Path
+) -> None:
+    def bytes_of(shape: tuple[int, ...]) -> int:
+        return shape[0] * shape[1] // 256 * 144
+
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q4_K)
+    shapes = [w.shape for w in load_file(wide / "model.safetensors").values() if w.ndim == 2]
+    info = engine(file).info()
+    assert set(info["stored_bytes"]) == {"Q4_K", "F32"}
+    assert info["stored_bytes"]["Q4_K"] == sum(bytes_of(s) for s in shapes if s[1] % 256 == 0)
+    assert (info["weight_format"], info["weight_bytes"]) == (
+        "bfloat16",
+        engine(wide).info()["weight_bytes"],
+    )
+    assert engine(dense).info()["stored_bytes"] == {"BF16": engine(dense).info()["weight_bytes"]}
 
 
 def test_a_folder_with_one_file_or_one_set_stands_for_it(dense: Path, tmp_path: Path) -> None:
@@ -89,6 +114,34 @@ def test_a_folder_with_one_file_or_one_set_stands_for_it(dense: Path, tmp_path: 
     gguf_files.convert(dense, folder / "model.gguf")
     (folder / "mmproj-model.gguf").write_text("a projector, of no concern here")
     assert torch.equal(logits(folder), logits(dense))
+
+
+def test_any_file_of_a_set_stands_for_all_of_them(dense: Path, tmp_path: Path) -> None:
+    keys, tensors, _ = gguf_files.parts_of(dense)
+    names = sorted(tensors)
+    thirds = [names[i::3] for i in range(3)]
+    files = [tmp_path / f"model-0000{i + 1}-of-00003.gguf" for i in range(3)]
+    for number, (file, own) in enumerate(zip(files, thirds, strict=True)):
+        split = {"split.no": number, "split.count": 3, "split.tensors.count": len(names)}
+        gguf_files.write(
+            file, (keys if number == 0 else {}) | split, {name: tensors[name] for name in own}
+        )
+    wanted = logits(dense)
+    for path in (*files, tmp_path):
+        assert torch.equal(logits(path), wanted)
+        assert torchtpu_rs.gguf_metadata(path)["gemma4.block_count"] == 9
+
+
+@pytest.mark.parametrize("arithmetic", ["compiled", "int8"])
+def test_what_compiled_programs_compute_with_is_made_of_the_same_values(
+    wide: Path, tmp_path: Path, arithmetic: str
+) -> None:
+    truth = tmp_path / "truth"
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", Kind.Q5_K, truth=truth)
+    options = {"arithmetic": arithmetic, "prefill_chunk": 8}
+    assert torch.equal(
+        engine(file, **options).logits(PROMPT), engine(truth, **options).logits(PROMPT)
+    )
 
 
 def test_a_tensor_is_taken_from_the_first_that_has_it(dense: Path, tmp_path: Path) -> None:

@@ -84,8 +84,9 @@ class Engine:
         """Loads a checkpoint.
 
         Args:
-            checkpoint: one or more folders; a tensor is taken from the first that has it, config.json from
-                the first that has one.
+            checkpoint: one or more folders of safetensors, GGUF files (of a set of files any one), or folders with one GGUF
+                model; a tensor is taken from the first that has it, the config from the first that has one. A GGUF
+                model runs in bfloat16 unless `dtype` says otherwise.
             like: a floating-point tensor of one element; weights go to its device.
             context: positions the cache holds; at most the checkpoint's `max_position_embeddings` count.
             dtype: element type to run in; the checkpoint's own by default.
@@ -152,7 +153,8 @@ class Engine:
 
     def info(self) -> dict[str, Any]:
         """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,
-        `dtype`, `weight_format`, `weight_bytes`, `cache_bytes`, `static_shapes`, `vocab_size`,
+        `dtype`, `weight_format` and `weight_bytes` (as weights are multiplied: `int4` or `int8` when some are in four or eight bits),
+        `stored_bytes` (of the same weights in their files, by the files' types: `BF16`, `Q4_K`, …), `cache_bytes`, `static_shapes`, `vocab_size`,
         `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`, `slots`; with `programs` also `launches`, `host_reads`,
         `decoded_tokens`, `mode`, `compilations`, `programs`, `pending` and `failure`."""
 
@@ -178,7 +180,7 @@ class Step:
         """Builds the step.
 
         Args:
-            checkpoint: folders; config.json in one of them is enough.
+            checkpoint: as of `Engine`; config.json in a folder is enough.
             like: a fake tensor of one element that names device and element type.
             context: positions of the cache.
             slots: sequences of the cache, and rows of a decode step.

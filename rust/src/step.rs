@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     model::Gemma4,
     sampler::Sampler,
-    weights::{Form, Weights},
+    weights::{Form, Sizes, Weights},
 };
 
 /// Shapes of the cache and of the steps on it.
@@ -48,7 +48,7 @@ pub(crate) struct Step {
     shape: Shape,
     /// Names the device of inputs.
     like: Tensor,
-    weight_bytes: u64,
+    sizes: Sizes,
 }
 
 impl Step {
@@ -72,8 +72,8 @@ impl Step {
         };
         let sampler =
             Sampler::new(&config.suppress_tokens, config.vocab_size, like, form.shapes_only)?;
-        let weight_bytes = weights.bytes();
-        Ok(Self { model, cache, sampler, shape, like: like.alias()?, weight_bytes })
+        let sizes = weights.sizes();
+        Ok(Self { model, cache, sampler, shape, like: like.alias()?, sizes })
     }
 
     /// Handles on all its tensors: parameters, then state.
@@ -100,8 +100,8 @@ impl Step {
     }
 
     /// Bytes of the weights.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+    pub(crate) fn sizes(&self) -> &Sizes {
+        &self.sizes
     }
 
     /// Bytes of the cache.

@@ -292,7 +292,8 @@ impl Engine {
         all.set_item("dtype", info.dtype.name())?;
         all.set_item("weight_format", info.weight_format)?;
         all.set_item("slots", info.slots)?;
-        all.set_item("weight_bytes", info.weight_bytes)?;
+        all.set_item("weight_bytes", info.sizes.kept)?;
+        all.set_item("stored_bytes", &info.sizes.stored)?;
         all.set_item("cache_bytes", info.cache_bytes)?;
         all.set_item("static_shapes", info.static_shapes)?;
         all.set_item("vocab_size", info.vocab_size)?;

@@ -14,7 +14,7 @@ use crate::{
     fast::{self, Fast, How},
     kernels::InstructionSet,
     step::{Shape, Step},
-    weights::{Form, Weights},
+    weights::{Form, Sizes, Weights},
 };
 
 /// Tokens of a prefill step on devices that compile: one pass of a TPU's 128-row matrix unit.
@@ -68,7 +68,7 @@ pub(crate) struct Info {
     pub(crate) eos_token_ids: Vec<i64>,
     pub(crate) dtype: DType,
     pub(crate) device: String,
-    pub(crate) weight_bytes: u64,
+    pub(crate) sizes: Sizes,
     pub(crate) cache_bytes: u64,
     pub(crate) load: Duration,
     pub(crate) static_shapes: bool,
@@ -126,7 +126,7 @@ impl Engine {
             }
         };
         let folders = &options.checkpoint;
-        let (runner, weight_bytes, cache_bytes, weight_format) = if is_fast {
+        let (runner, sizes, cache_bytes, weight_format) = if is_fast {
             let how = How {
                 context,
                 chunk: options.chunk.unwrap_or(fast::DEFAULT_CHUNK),
@@ -135,8 +135,12 @@ impl Engine {
                 instructions: options.instructions,
             };
             let fast = Fast::load(&config, folders, how, &like, on_layer)?;
-            let (weights, cache) = (fast.weight_bytes(), fast.cache_bytes());
-            let format = if fast.four_bits() { "int4" } else { dtype.name() };
+            let (weights, cache) = (fast.sizes().clone(), fast.cache_bytes());
+            let format = match fast.bits() {
+                4 => "int4",
+                8 => DType::I8.name(),
+                _ => dtype.name(),
+            };
             (Runner::Fast(Box::new(fast)), weights, cache, format)
         } else {
             let form = match &compile {
@@ -144,7 +148,7 @@ impl Engine {
                 Some((compile, _)) => Form::compiled(compile.int8),
             };
             let mut step = Step::load(&config, folders, (shape, form), &like, on_layer)?;
-            let (weights, cache) = (step.weight_bytes(), step.cache_bytes());
+            let (weights, cache) = (step.sizes().clone(), step.cache_bytes());
             let format = if form.int8 { DType::I8.name() } else { dtype.name() };
             let runner = match compile {
                 None => Runner::Eager(Box::new(step)),
@@ -173,7 +177,7 @@ impl Engine {
             eos_token_ids: config.eos_token_ids,
             dtype,
             device,
-            weight_bytes,
+            sizes,
             cache_bytes,
             load: begun.elapsed(),
             static_shapes: shape.chunk.is_some() && !is_fast,

@@ -25,7 +25,7 @@ use crate::{
         norm_in_place, scale_add,
     },
     model::is_unused_kv,
-    weights::{Form, Table, Weights},
+    weights::{Form, Sizes, Table, Weights},
 };
 
 /// Tokens of a prompt that go through the layers together, unless asked for otherwise: enough to read weights rarely, and
@@ -61,8 +61,8 @@ pub(crate) struct Fast {
     /// By layer; empty where another layer's are read. One for each key and value head.
     cache: Vec<Vec<KeyValues>>,
     buffers: Buffers,
-    weight_bytes: u64,
-    four_bits: bool,
+    sizes: Sizes,
+    bits: usize,
     parts: Parts,
 }
 
@@ -158,21 +158,21 @@ impl Fast {
             suppress_tokens: config.suppress_tokens.iter().map(|&id| id as usize).collect(),
             hidden_size: hidden,
             chunk,
-            weight_bytes: weights.bytes(),
-            four_bits: weights.four_bits(),
+            sizes: weights.sizes(),
+            bits: weights.bits(),
             buffers: Buffers::default(),
             parts: Parts::default(),
         })
     }
 
     /// Bytes of the weights, as they are kept.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+    pub(crate) fn sizes(&self) -> &Sizes {
+        &self.sizes
     }
 
-    /// Whether any weight is multiplied in four bits.
-    pub(crate) fn four_bits(&self) -> bool {
-        self.four_bits
+    /// Fewest bits of a weight's value as it is multiplied.
+    pub(crate) fn bits(&self) -> usize {
+        self.bits
     }
 
     /// Bytes of the cache.

@@ -19,10 +19,11 @@ pub(crate) fn dequantize(kind: Type, block: &[u8], out: &mut [f32]) {
         }
         Type::F16 => out[0] = half(block, 0),
         Type::Bf16 => out[0] = f32::from_bits(u32::from(pair(block, 0)) << 16),
-        Type::Q8_0 => {
-            let d = half(block, 0);
-            for (out, &q) in out.iter_mut().zip(&block[2..]) {
-                *out = d * f32::from(q.cast_signed());
+        Type::Q8_0 | Type::Q5_0 => {
+            if let Some((d, integers)) = integers(kind, block) {
+                for (out, q) in out.iter_mut().zip(integers) {
+                    *out = d.to_f32() * f32::from(q);
+                }
             }
         }
         Type::Q4_0 => {
@@ -31,17 +32,6 @@ pub(crate) fn dequantize(kind: Type, block: &[u8], out: &mut [f32]) {
             for ((low, high), &byte) in low.iter_mut().zip(high).zip(&block[2..18]) {
                 *low = d * f32::from(signed(byte & 15, 8));
                 *high = d * f32::from(signed(byte >> 4, 8));
-            }
-        }
-        Type::Q5_0 => {
-            let d = half(block, 0);
-            let fifth = u32::from(pair(block, 2)) | u32::from(pair(block, 4)) << 16;
-            let bit = |index: usize| ((fifth >> index & 1) as u8) << 4;
-            let (low, high) = out.split_at_mut(16);
-            for (i, ((low, high), &byte)) in low.iter_mut().zip(high).zip(&block[6..22]).enumerate()
-            {
-                *low = d * f32::from(signed(byte & 15 | bit(i), 16));
-                *high = d * f32::from(signed(byte >> 4 | bit(i + 16), 16));
             }
         }
         Type::Q4K => {
@@ -85,6 +75,27 @@ pub(crate) fn dequantize(kind: Type, block: &[u8], out: &mut [f32]) {
             }
         }
     }
+}
+
+/// Factor and integers of a block whose values are their products; `None` for other types and for four bits.
+pub(crate) fn integers(kind: Type, block: &[u8]) -> Option<(f16, [i8; 32])> {
+    let mut out = [0; 32];
+    match kind {
+        Type::Q8_0 => {
+            for (out, &q) in out.iter_mut().zip(&block[2..]) {
+                *out = q.cast_signed();
+            }
+        }
+        Type::Q5_0 => {
+            let fifth = u32::from(pair(block, 2)) | u32::from(pair(block, 4)) << 16;
+            for (i, out) in out.iter_mut().enumerate() {
+                let q = block[6 + i % 16] >> (4 * (i / 16)) & 15;
+                *out = signed(q | ((fifth >> i & 1) as u8) << 4, 16);
+            }
+        }
+        _ => return None,
+    }
+    Some((f16::from_bits(pair(block, 0)), out))
 }
 
 /// `value` with its zero at `zero`.

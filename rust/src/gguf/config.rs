@@ -289,6 +289,10 @@ impl Keys<'_> {
         let width = own.first().or(shared.first()).copied().unwrap_or(0);
         let all =
             |widths: &[u64], wanted: Option<u64>| widths.iter().all(|&width| Some(width) == wanted);
+        if own.is_empty() {
+            // A drafter, or more shared layers than there are: `config` refuses both.
+            return Ok((width, false));
+        }
         let is_double = !shared.is_empty() && all(shared, width.checked_mul(2));
         if all(own, Some(width)) && (is_double || all(shared, Some(width))) {
             return Ok((width, is_double));
@@ -402,6 +406,8 @@ const SLIDING: &str = "sliding_attention";
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::{super::tests::Writer, *};
 
     fn of(writer: &Writer) -> Map<String, Json> {
@@ -577,6 +583,29 @@ mod tests {
             (e2b().number("tokenizer.ggml.suppress_tokens", 1), "tokenizer.ggml.suppress_tokens"),
         ] {
             assert!(refusal(&writer).contains(key), "{key}: {}", refusal(&writer));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_of_a_models_header_changed_are_refused_or_make_a_config(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        ) {
+            let heads = [8, 8, 2, 8, 8, 2].map(|heads: i32| heads.to_le_bytes().to_vec());
+            let writer = gemma4([9; 6]).list("gemma4.attention.head_count_kv", 5, &heads);
+            let mut bytes = writer.bytes();
+            for (index, byte) in changes {
+                let at = index.index(bytes.len());
+                bytes[at] = byte;
+            }
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            if let Ok(gguf) = Gguf::open(&[file.path().to_owned()])
+                && let Ok((config, _)) = config(&gguf)
+            {
+                let layers = config["num_hidden_layers"].as_u64().unwrap();
+                prop_assert_eq!(config["layer_types"].as_array().unwrap().len() as u64, layers);
+            }
         }
     }
 

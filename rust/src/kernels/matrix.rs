@@ -8,8 +8,8 @@ use std::{ops::Range, sync::Mutex};
 use half::bf16;
 
 use super::{
-    Bf16Matrix, InstructionSet, Kernels, W4Matrix, check_len, memory::Shared, vector::gelu_times,
-    vector::widened,
+    Bf16Matrix, InstructionSet, Kernels, W4Matrix, W8Matrix, check_len, memory::Shared,
+    vector::gelu_times, vector::widened,
 };
 use crate::error::{Error, Result};
 
@@ -32,6 +32,7 @@ const CHUNK_BYTES: usize = 400 << 10;
 /// A weight `[rows, columns]` in the form it is stored in.
 pub(crate) enum Matrix {
     W4(W4Matrix),
+    W8(W8Matrix),
     Bf16(Bf16Matrix),
 }
 
@@ -81,7 +82,17 @@ impl Matrix {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::W4(matrix) => matrix.bytes(),
+            Self::W8(matrix) => matrix.bytes(),
             Self::Bf16(matrix) => matrix.bytes(),
+        }
+    }
+
+    /// Of a value.
+    pub(crate) const fn bits(&self) -> usize {
+        match self {
+            Self::W4(_) => 4,
+            Self::W8(_) => 8,
+            Self::Bf16(_) => 16,
         }
     }
 
@@ -89,6 +100,7 @@ impl Matrix {
     pub(crate) fn shape(&self) -> [usize; 2] {
         match self {
             Self::W4(matrix) => matrix.shape(),
+            Self::W8(matrix) => matrix.shape(),
             Self::Bf16(matrix) => matrix.shape(),
         }
     }
@@ -107,6 +119,7 @@ impl Matrix {
     ) {
         match self {
             Self::W4(matrix) => matrix.sums(set, blocks, input, sums),
+            Self::W8(matrix) => matrix.sums(set, blocks, input, sums),
             Self::Bf16(matrix) => matrix.sums(set, blocks, input, sums),
         }
     }
@@ -359,6 +372,18 @@ mod tests {
         (Matrix::W4(matrix), (0..rows * columns).map(weight).collect())
     }
 
+    /// A matrix of eight-bit integers, and its weights.
+    fn eight_bits([rows, columns]: [usize; 2], kernels: &Kernels) -> (Matrix, Vec<f64>) {
+        let factor = |group: usize| f16::from_bits(0x1001 + (group * 57 % 0x1fff) as u16);
+        let integer = |index: usize| ((index * 73 + index / 7) % 256) as u8 as i8;
+        let group = |index: usize| {
+            (factor(index), std::array::from_fn(|i| integer(index * GROUP_SIZE + i)))
+        };
+        let matrix = W8Matrix::new([rows, columns], &group, kernels).unwrap().unwrap();
+        let weight = |i: usize| f64::from(integer(i)) * factor(i / GROUP_SIZE).to_f64();
+        (Matrix::W8(matrix), (0..rows * columns).map(weight).collect())
+    }
+
     /// A matrix of each kind, and its weights in float64.
     fn matrices([rows, columns]: [usize; 2]) -> Vec<(Matrix, Vec<f64>)> {
         let values: Vec<_> = (0..rows * columns)
@@ -382,6 +407,7 @@ mod tests {
             };
             all.push((Matrix::W4(packed), (0..rows * columns).map(weight).collect()));
             all.push(q4_0([rows, columns], &kernels));
+            all.push(eight_bits([rows, columns], &kernels));
         }
         all
     }

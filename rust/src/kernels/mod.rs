@@ -21,6 +21,9 @@ mod vector;
 mod w4;
 #[cfg(target_arch = "x86_64")]
 mod w4_avx512;
+mod w8;
+#[cfg(target_arch = "x86_64")]
+mod w8_avx512;
 
 pub(crate) use attention::{KeyValues, attend};
 pub(crate) use bf16::{Bf16Matrix, Values};
@@ -32,6 +35,7 @@ pub(crate) use vector::{
     add_normed, gelu_times, narrow, norm, norm_and_rotate, norm_in_place, scale_add,
 };
 pub(crate) use w4::{GROUP_SIZE, W4Matrix};
+pub(crate) use w8::W8Matrix;
 
 use crate::error::{Error, Result};
 

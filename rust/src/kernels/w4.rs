@@ -245,7 +245,7 @@ fn block_inner<const FUSED: bool>(weight: (&[Record], bool), x: &[f32], sums: &m
 
 /// The finite float16 `bits` as float32, in operations that vectors have: its exponent counts from 15, not from 127.
 #[inline(always)]
-fn wide_half(bits: u32) -> f32 {
+pub(super) fn wide_half(bits: u32) -> f32 {
     // 2^(127 - 15); a product of subnormals is exact too.
     const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
     let size = f32::from_bits((bits & 0x7fff) << 13) * SHIFT;

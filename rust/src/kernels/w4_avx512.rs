@@ -145,9 +145,16 @@ unsafe fn tile<const R: usize, const T: usize>(
 }
 
 #[target_feature(enable = "avx512f")]
-fn load(words: &[u32; ROWS]) -> __m512i {
+pub(super) fn load(words: &[u32; ROWS]) -> __m512i {
     // SAFETY: 64 bytes, at a multiple of 64 in every record.
     unsafe { _mm512_load_si512(words.as_ptr().cast()) }
+}
+
+/// The low or the high float16 of each lane as float32.
+#[target_feature(enable = "avx512f")]
+pub(super) fn halves_of(pairs: __m512i, group: usize) -> __m512 {
+    let halves = if group == 0 { pairs } else { _mm512_srli_epi32::<16>(pairs) };
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves))
 }
 
 /// The factors of one group as float32.
@@ -155,9 +162,7 @@ fn load(words: &[u32; ROWS]) -> __m512i {
 fn factors_of(pairs: &[u32; ROWS], is_half: bool, group: usize) -> __m512 {
     let pairs = load(pairs);
     if is_half {
-        let halves = if group == 0 { pairs } else { _mm512_srli_epi32::<16>(pairs) };
-        // The low half of each.
-        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves));
+        return halves_of(pairs, group);
     }
     _mm512_castsi512_ps(if group == 0 {
         _mm512_slli_epi32::<16>(pairs)
@@ -178,7 +183,7 @@ unsafe fn at<'a>(records: *const Record, index: usize) -> &'a Record {
 /// # Safety
 /// Sums `index` can be read and written.
 #[target_feature(enable = "avx512f")]
-unsafe fn add_product(sums: *mut Sums, index: usize, chain: __m512, factors: __m512) {
+pub(super) unsafe fn add_product(sums: *mut Sums, index: usize, chain: __m512, factors: __m512) {
     // SAFETY: as the caller says.
     let sums = unsafe { sums.add(index) }.cast::<f32>();
     // SAFETY: 64 bytes.

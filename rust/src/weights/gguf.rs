@@ -17,8 +17,8 @@ use super::{Entry, Region, Shard, Weights};
 use crate::{
     aten::{DType, MappedFile, Tensor},
     error::Result,
-    gguf::{Gguf, MOST, ROPE_FREQS, Type, dequantize, hugging_face_name},
-    kernels::{Pool, W4Matrix},
+    gguf::{Gguf, MOST, ROPE_FREQS, Type, dequantize, hugging_face_name, integers},
+    kernels::{GROUP_SIZE, Matrix, Pool, W4Matrix, W8Matrix},
 };
 
 /// Values that a thread makes before it looks for more to do.
@@ -33,6 +33,11 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// ggml's name of the type.
+    pub(super) const fn name(self) -> &'static str {
+        self.kind.name()
+    }
+
     /// Calls `put(index, value)` for the values of `bytes`, whole blocks.
     fn each(self, bytes: &[u8], mut put: impl FnMut(usize, f32)) {
         let (count, size) = self.kind.block();
@@ -196,18 +201,30 @@ impl Weights {
         BlockTable { blocks, bytes, columns }
     }
 
-    /// The weight in the order in which it is multiplied; `None` if there is no kernel for its type.
+    /// The weight as it is multiplied; `None` if there is no kernel for its type.
     pub(super) fn repack_blocks(
         &mut self,
         name: &str,
         shape: [usize; 2],
         (blocks, region): &(Blocks, Region),
-    ) -> Result<Option<W4Matrix>> {
-        if blocks.kind != Type::Q4_0 || !W4Matrix::fits(shape[1]) {
-            return Ok(None);
-        }
+    ) -> Result<Option<Matrix>> {
         let kernels = self.kernels()?;
-        let matrix = W4Matrix::from_q4_0(shape, region.bytes(), &kernels)?;
+        let bytes = region.bytes();
+        let matrix = match blocks.kind {
+            Type::Q4_0 if W4Matrix::fits(shape[1]) => {
+                W4Matrix::from_q4_0(shape, bytes, &kernels)?.map(Matrix::W4)
+            }
+            // Five bits too: the integers are the same in eight.
+            kind @ (Type::Q8_0 | Type::Q5_0) if W8Matrix::fits(shape[1]) => {
+                let size = kind.block().1;
+                let group = |index: usize| {
+                    integers(kind, &bytes[index * size..(index + 1) * size])
+                        .unwrap_or((f16::NAN, [0; GROUP_SIZE]))
+                };
+                W8Matrix::new(shape, &group, &kernels)?.map(Matrix::W8)
+            }
+            _ => None,
+        };
         if matrix.is_some() {
             self.taken.insert(name.to_owned());
         }

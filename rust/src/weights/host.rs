@@ -56,15 +56,15 @@ impl Weights {
     /// # Errors
     /// As [`Weights::take`].
     pub(crate) fn take_stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix> {
-        let four_bits = match self.in_blocks(name, &shape)? {
+        let packed = match self.in_blocks(name, &shape)? {
             Some(stored) => self.repack_blocks(name, shape, &stored)?,
-            None if self.is_packed(name) => self.repack(name, shape)?,
+            None if self.is_packed(name) => self.repack(name, shape)?.map(Matrix::W4),
             None => None,
         };
-        let matrix = match four_bits {
+        let matrix = match packed {
             Some(matrix) => {
-                self.four_bits = true;
-                Matrix::W4(matrix)
+                self.bits = self.bits.min(matrix.bits());
+                matrix
             }
             None => Matrix::Bf16(self.dense(name, shape)?),
         };

@@ -77,6 +77,15 @@ impl Region {
     }
 }
 
+/// What weights take up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sizes {
+    /// Bytes as they are kept and multiplied.
+    pub(crate) kept: u64,
+    /// Bytes in the files, by the files' names of types.
+    pub(crate) stored: BTreeMap<String, u64>,
+}
+
 /// All tensors of a checkpoint, and where each is to go.
 pub(crate) struct Weights {
     paths: Vec<PathBuf>,
@@ -91,7 +100,8 @@ pub(crate) struct Weights {
     bytes: u64,
     /// Unpacks weights; unless they are given, its threads begin with the first packed weight.
     kernels: OnceCell<Arc<Kernels>>,
-    four_bits: bool,
+    /// Fewest of a value that is multiplied as it is stored.
+    bits: usize,
 }
 
 impl Weights {
@@ -110,7 +120,7 @@ impl Weights {
             taken: BTreeSet::new(),
             bytes: 0,
             kernels: OnceCell::new(),
-            four_bits: false,
+            bits: 16,
         };
         for path in paths {
             let mut found = match files_of(path)? {
@@ -253,9 +263,9 @@ impl Weights {
         Ok(Arc::clone(self.kernels.get_or_init(|| Arc::new(kernels))))
     }
 
-    /// Whether any weight stayed in four bits.
-    pub(crate) fn four_bits(&self) -> bool {
-        self.four_bits
+    /// Fewest bits of a value that is multiplied as it is stored; 16 where none has less.
+    pub(crate) fn bits(&self) -> usize {
+        self.bits
     }
 
     /// In which operations the model is to compute.
@@ -317,9 +327,17 @@ impl Weights {
         start + entry.range.start..start + entry.range.end
     }
 
-    /// Bytes of the tensors taken so far, in the model's element type.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes of the tensors taken so far.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let mut stored = BTreeMap::new();
+        for entry in self.taken.iter().filter_map(|name| self.entries.get(name)) {
+            let name = match entry.blocks {
+                Some(blocks) => blocks.name().to_owned(),
+                None => format!("{:?}", entry.dtype),
+            };
+            *stored.entry(name).or_insert(0) += entry.range.len() as u64;
+        }
+        Sizes { kept: self.bytes, stored }
     }
 
     /// The element type of the checkpoint: of its embeddings, or where these are packed of its last norm; bfloat16 for blocks.
