@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
+)
 
 VOCAB = 512
 
@@ -53,6 +58,37 @@ ONE_KV_HEAD: dict[str, Any] = DENSE | {"num_key_value_heads": 1, "final_logit_so
 NO_GROUPS: dict[str, Any] = DENSE | {"num_key_value_heads": 4, "num_kv_shared_layers": 0}
 """As many KV heads as query heads, nothing shared."""
 
+E4B: dict[str, Any] = DENSE | {
+    "num_hidden_layers": 12,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "num_kv_shared_layers": 5,
+    "use_double_wide_mlp": False,
+}
+"""Two KV heads in both kinds of layers, five sliding layers to a full one, shared layers as wide as the others."""
+
+TWELVE_B: dict[str, Any] = K_EQ_V | {
+    "num_hidden_layers": 12,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 1,
+}
+"""Eight query heads on the one KV head of a full layer, whose values are the raw keys; `gemma4_unified` with `unified`."""
+
+THIRTY_ONE_B: dict[str, Any] = TWELVE_B | {"num_global_key_value_heads": 2}
+"""Two KV heads in full layers, half as many as in sliding ones."""
+
+EXPERTS: dict[str, Any] = THIRTY_ONE_B | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "intermediate_size": 96,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
+}
+"""Like 26B-A4B: two of eight experts beside the MLP of every layer."""
+
 E2B_SLICE: dict[str, Any] = {
     "vocab_size": 4096,
     "vocab_size_per_layer_input": 4096,
@@ -84,7 +120,7 @@ E2B_SLICE: dict[str, Any] = {
 
 
 @torch.no_grad()
-def _randomize(model: Gemma4ForCausalLM, seed: int) -> None:
+def _randomize(model: torch.nn.Module, seed: int) -> None:
     """Draws weights that keep activations near 1, with layer scalars and norms away from 1."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -94,7 +130,9 @@ def _randomize(model: Gemma4ForCausalLM, seed: int) -> None:
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith(("inv_freq", "embed_scale")):
             continue
-        if name.endswith("layer_scalar"):
+        if name.endswith(("router.scale", "per_expert_scale")):
+            around(parameter, 1.0, 0.3)
+        elif name.endswith("layer_scalar"):
             parameter.copy_(0.6 + 0.8 * torch.rand(parameter.shape, generator=generator))
         elif name == "model.norm.weight":
             around(parameter, 5.0, 1.0)  # logits of several units, so that the soft cap counts
@@ -115,14 +153,18 @@ def make(
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 1,
     saved_form: bool = False,
+    unified: bool = False,
     max_shard_size: str = "5GB",
 ) -> Path:
     """Writes config.json, generation_config.json and safetensors to `folder` and returns it.
 
     Full layers are spelled as on the hub (`global_head_dim`), or with `saved_form` as transformers
-    saves them (`per_layer_config`).
+    saves them (`per_layer_config`). `unified` takes 12B's classes.
     """
-    model = Gemma4ForCausalLM(Gemma4TextConfig(**settings)).eval()
+    if unified:
+        model = Gemma4UnifiedForCausalLM(Gemma4UnifiedTextConfig(**settings)).eval()
+    else:
+        model = Gemma4ForCausalLM(Gemma4TextConfig(**settings)).eval()
     _randomize(model, seed)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     file = folder / "config.json"

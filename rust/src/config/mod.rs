@@ -4,9 +4,11 @@
 //! sizes of full layers) are derived once, here, so that model code never looks at a key twice. Nothing
 //! here touches a tensor.
 
+mod experts;
 mod layers;
 mod quantization;
 
+pub(crate) use experts::ExpertsPlan;
 pub(crate) use quantization::Scheme;
 
 use std::path::{Path, PathBuf};
@@ -123,6 +125,8 @@ pub(crate) struct Config {
     pub(crate) dtype: Option<DType>,
     /// One plan a layer.
     pub(crate) layers: Vec<LayerPlan>,
+    /// The experts of every layer; `None` for models without.
+    pub(crate) experts: Option<ExpertsPlan>,
     /// Rope by [`LayerType::index`]; `None` for a type no layer has.
     pub(crate) rope: [Option<Rope>; 2],
     /// Ids that end a turn.
@@ -200,6 +204,7 @@ impl Config {
             )?,
             final_logit_softcapping: text.number("final_logit_softcapping", 1e-3..=1e6)?,
             dtype: dtype(&root, &text)?,
+            experts: experts::experts(&text)?,
             rope: rope_parameters(&text, &layers)?,
             eos_token_ids: eos_token_ids(&root, &text, generation)?,
             suppress_tokens: match generation {
@@ -284,9 +289,6 @@ fn refuse_unsupported(root: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
         return Err(unsupported(format!(
             "model_type `{model_type}` (expected gemma4_text or gemma4_unified_text)"
         )));
-    }
-    if text.flag("enable_moe_block")? {
-        return Err(unsupported("a mixture of experts (`enable_moe_block`: true)".into()));
     }
     if text.flag("attention_bias")? {
         return Err(unsupported("bias in attention (`attention_bias`: true)".into()));

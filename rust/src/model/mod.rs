@@ -5,6 +5,7 @@
 
 mod attention;
 mod embedding;
+mod experts;
 mod layer;
 mod linear;
 mod mlp;
