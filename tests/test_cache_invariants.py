@@ -31,7 +31,7 @@ def test_prefill_equals_prefill_of_a_part_and_decode_of_the_rest(f32: Path, spli
 
 
 @pytest.mark.parametrize("chunk", [2, 5, WINDOW, 33, 64])
-@pytest.mark.parametrize("settings", ["DENSE", "K_EQ_V"])
+@pytest.mark.parametrize("settings", ["DENSE", "K_EQ_V", "GEMMA3"])
 def test_a_ring_that_wrapped_equals_growing_views(
     tmp_path: Path, settings: str, chunk: int
 ) -> None:

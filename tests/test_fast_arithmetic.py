@@ -15,7 +15,16 @@ from tests import checkpoints
 LIKE = torch.zeros(1)
 PROMPT = checkpoints.prompt(40)
 FORCED = checkpoints.prompt(24, seed=8)
-KINDS = ["DENSE", "K_EQ_V", "ONE_KV_HEAD", "NO_GROUPS"]
+KINDS = [
+    "DENSE",
+    "K_EQ_V",
+    "ONE_KV_HEAD",
+    "NO_GROUPS",
+    "EXPERTS",
+    "GEMMA3",
+    "GEMMA3_ONE_KV_HEAD",
+    "GEMMA3_NO_GROUPS",
+]
 
 
 def engine(folder: Path, **options: Any) -> torchtpu_rs.Engine:

@@ -448,12 +448,12 @@ int32_t tt_grouped_mm(const tt_tensor* self, const tt_tensor* weight, const tt_t
 
 int32_t tt_scaled_dot_product_attention(const tt_tensor* query, const tt_tensor* key,
                                         const tt_tensor* value, const tt_tensor* mask,
-                                        bool is_causal, bool enable_gqa, tt_tensor** out) {
+                                        bool is_causal, double scale, bool enable_gqa,
+                                        tt_tensor** out) {
   return give(out, [&] {
     const auto attn_mask = mask ? std::optional<Tensor>(mask->value) : std::nullopt;
     return at::scaled_dot_product_attention(query->value, key->value, value->value, attn_mask,
-                                            /*dropout_p=*/0.0, is_causal, /*scale=*/1.0,
-                                            enable_gqa);
+                                            /*dropout_p=*/0.0, is_causal, scale, enable_gqa);
   });
 }
 

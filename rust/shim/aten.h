@@ -153,7 +153,8 @@ int32_t tt_grouped_mm(const tt_tensor* self, const tt_tensor* weight, const tt_t
 /* scale is 1.0 and dropout 0.0, as Gemma 4 calls it; `mask` may be null. */
 int32_t tt_scaled_dot_product_attention(const tt_tensor* query, const tt_tensor* key,
                                         const tt_tensor* value, const tt_tensor* mask,
-                                        bool is_causal, bool enable_gqa, tt_tensor** out);
+                                        bool is_causal, double scale, bool enable_gqa,
+                                        tt_tensor** out);
 
 /* -- Python (shim/python.cpp, only with the feature `python`) -------------------------------------
  */

@@ -18,6 +18,13 @@ VARIATIONS = {
     "k_eq_v": checkpoints.K_EQ_V,
     "one_kv_head": checkpoints.ONE_KV_HEAD,
     "no_groups": checkpoints.NO_GROUPS,
+    "e4b": checkpoints.E4B,
+    "12b": checkpoints.TWELVE_B,
+    "31b": checkpoints.THIRTY_ONE_B,
+    "26b_a4b": checkpoints.EXPERTS,
+    "gemma3": checkpoints.GEMMA3,
+    "gemma3_one_kv_head": checkpoints.GEMMA3_ONE_KV_HEAD,
+    "gemma3_no_groups": checkpoints.GEMMA3_NO_GROUPS,
 }
 
 

@@ -135,6 +135,7 @@ unsafe extern "C" {
         value: Raw,
         mask: Raw,
         is_causal: bool,
+        scale: f64,
         enable_gqa: bool,
         out: Out,
     ) -> i32;

@@ -329,15 +329,14 @@ impl Tensor {
         })
     }
 
-    /// ATen's fused attention with scale 1.0 and no dropout; `self` is the query
-    /// `[B, heads, T, head_dim]`, `mask` broadcasts to `[B, heads, T, S]`.
+    /// ATen's fused attention without dropout; `self` is the query `[B, heads, T, head_dim]`, `mask` broadcasts to
+    /// `[B, heads, T, S]`, `scale` multiplies the scores.
     pub(crate) fn scaled_dot_product_attention(
         &self,
         key: &Self,
         value: &Self,
         mask: Option<&Self>,
-        is_causal: bool,
-        enable_gqa: bool,
+        (is_causal, scale, enable_gqa): (bool, f64, bool),
     ) -> Result<Self> {
         let mask = mask.map_or(std::ptr::null(), Self::raw);
         // SAFETY: all handles are live; a null mask means none.
@@ -348,6 +347,7 @@ impl Tensor {
                 value.raw(),
                 mask,
                 is_causal,
+                scale,
                 enable_gqa,
                 out,
             )

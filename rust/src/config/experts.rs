@@ -41,3 +41,46 @@ pub(super) fn experts(text: &Keys<'_>) -> Result<Option<ExpertsPlan>> {
     }
     Ok(Some(plan))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parse(json: &Value) -> Result<Option<ExpertsPlan>> {
+        experts(&Keys::new(Path::new("config.json"), json.as_object().unwrap()))
+    }
+
+    #[test]
+    fn the_keys_of_26b_a4b_are_read_only_where_the_block_is_enabled() {
+        let mut json = json!({"enable_moe_block": true, "num_experts": 128, "top_k_experts": 8,
+            "moe_intermediate_size": 704});
+        let plan = ExpertsPlan { num_experts: 128, top_k_experts: 8, moe_intermediate_size: 704 };
+        assert_eq!(parse(&json).unwrap(), Some(plan));
+        json["enable_moe_block"] = false.into();
+        assert_eq!(parse(&json).unwrap(), None);
+        // E2B's: the keys are there, and null.
+        assert_eq!(parse(&json!({"num_experts": null})).unwrap(), None);
+    }
+
+    #[test]
+    fn a_missing_or_impossible_number_is_an_error_that_names_its_key() {
+        let good = json!({"enable_moe_block": true, "num_experts": 8, "top_k_experts": 8,
+            "moe_intermediate_size": 64});
+        assert!(parse(&good).is_ok());
+        for (key, value) in [
+            ("num_experts", Value::Null),
+            ("num_experts", json!(1 << 40)),
+            ("top_k_experts", json!(9)),
+            ("top_k_experts", json!(0)),
+            ("moe_intermediate_size", json!("wide")),
+        ] {
+            let mut bad = good.clone();
+            bad[key] = value;
+            assert!(parse(&bad).unwrap_err().to_string().contains(key), "{bad}");
+        }
+    }
+}

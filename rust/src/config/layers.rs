@@ -1,17 +1,25 @@
-//! What config.json says of each layer: its type, sizes, whose cache it reads, its rope.
+//! What config.json says of each layer: its type, sizes, whose cache it reads.
 
-use super::{KeyValues, LayerPlan, LayerType, MAX_WIDTH, Rope};
+use super::{KeyValues, LayerPlan, LayerType, MAX_LAYERS, MAX_WIDTH, family::Family};
 use crate::{
     error::{Error, Result},
     json::Keys,
 };
 
-/// The type of every layer; transformers makes every sixth full when the list is absent, and the last
-/// one always.
-pub(super) fn layer_types(text: &Keys<'_>, num_hidden_layers: usize) -> Result<Vec<LayerType>> {
+/// The type of every layer; transformers makes every sixth full when the list is absent (in Gemma 3 the
+/// `sliding_window_pattern`-th), and in Gemma 4 the last one always.
+pub(super) fn layer_types(
+    family: Family,
+    text: &Keys<'_>,
+    num_hidden_layers: usize,
+) -> Result<Vec<LayerType>> {
+    let pattern = match family {
+        Family::Gemma3 => text.size_or("sliding_window_pattern", 6, MAX_LAYERS)?,
+        Family::Gemma4 => 6,
+    };
     let mut types = match text.texts("layer_types")? {
         None => (1..=num_hidden_layers)
-            .map(|i| if i.is_multiple_of(6) { LayerType::Full } else { LayerType::Sliding })
+            .map(|i| if i.is_multiple_of(pattern) { LayerType::Full } else { LayerType::Sliding })
             .collect(),
         Some(names) if names.len() != num_hidden_layers => {
             return Err(text.wrong(
@@ -34,7 +42,9 @@ pub(super) fn layer_types(text: &Keys<'_>, num_hidden_layers: usize) -> Result<V
             })
             .collect::<Result<Vec<_>>>()?,
     };
-    if let Some(last) = types.last_mut() {
+    if family == Family::Gemma4
+        && let Some(last) = types.last_mut()
+    {
         *last = LayerType::Full;
     }
     Ok(types)
@@ -44,7 +54,34 @@ pub(super) fn layer_types(text: &Keys<'_>, num_hidden_layers: usize) -> Result<V
 ///
 /// # Errors
 /// `Config` naming the key; `Unsupported` for a drafter.
-pub(super) fn layer_plans(text: &Keys<'_>, types: &[LayerType]) -> Result<Vec<LayerPlan>> {
+pub(super) fn layer_plans(
+    family: Family,
+    text: &Keys<'_>,
+    types: &[LayerType],
+) -> Result<Vec<LayerPlan>> {
+    match family {
+        Family::Gemma3 => gemma3_plans(text, types),
+        Family::Gemma4 => gemma4_plans(text, types),
+    }
+}
+
+/// All layers have the same sizes and caches of their own.
+fn gemma3_plans(text: &Keys<'_>, types: &[LayerType]) -> Result<Vec<LayerPlan>> {
+    if text.is_set("per_layer_config") {
+        let reason = "expected none in Gemma 3, whose layers have the same sizes";
+        return Err(text.wrong("per_layer_config", reason.into()));
+    }
+    let plan = LayerPlan {
+        layer_type: LayerType::Full,
+        head_dim: Family::Gemma3.size(text, "head_dim")?,
+        num_key_value_heads: Family::Gemma3.size(text, "num_key_value_heads")?,
+        intermediate_size: Family::Gemma3.size(text, "intermediate_size")?,
+        key_values: KeyValues::Own { k_eq_v: false },
+    };
+    Ok(types.iter().map(|&layer_type| LayerPlan { layer_type, ..plan.clone() }).collect())
+}
+
+fn gemma4_plans(text: &Keys<'_>, types: &[LayerType]) -> Result<Vec<LayerPlan>> {
     let shared = text.count_or("num_kv_shared_layers", 0, types.len())?;
     if shared == types.len() {
         return Err(Error::Unsupported {
@@ -102,59 +139,4 @@ pub(super) fn layer_plans(text: &Keys<'_>, types: &[LayerType]) -> Result<Vec<La
         Ok(LayerPlan { layer_type, head_dim, num_key_value_heads, intermediate_size, key_values })
     };
     types.iter().enumerate().map(plan).collect()
-}
-
-/// Rope by [`LayerType::index`]; `None` for a type no layer has.
-///
-/// # Errors
-/// `Config` naming the key; `Unsupported` for an unknown `rope_type`.
-pub(super) fn rope_parameters(text: &Keys<'_>, layers: &[LayerPlan]) -> Result<[Option<Rope>; 2]> {
-    let all = text.object("rope_parameters")?;
-    let mut rope = [None, None];
-    for layer_type in LayerType::ALL {
-        let mut dims = layers.iter().filter(|l| l.layer_type == layer_type).map(|l| l.head_dim);
-        let Some(head_dim) = dims.next() else { continue };
-        if dims.any(|other| other != head_dim) {
-            return Err(text.wrong(
-                "per_layer_config",
-                format!("expected one head_dim for all {} layers", layer_type.name()),
-            ));
-        }
-        let own = match &all {
-            None => None,
-            Some(all) => match all.object(layer_type.name())? {
-                Some(own) => Some(own),
-                None => return Err(all.wrong(layer_type.name(), "expected it, found none".into())),
-            },
-        };
-        rope[layer_type.index()] = Some(one_rope(own.as_ref(), layer_type, head_dim)?);
-    }
-    Ok(rope)
-}
-
-/// Defaults are `Gemma4TextConfig`'s, used only when the whole of `rope_parameters` is absent.
-fn one_rope(own: Option<&Keys<'_>>, layer_type: LayerType, head_dim: usize) -> Result<Rope> {
-    let half = head_dim / 2;
-    let Some(own) = own else {
-        return Ok(match layer_type {
-            LayerType::Sliding => Rope { rope_theta: 1e4, rotated: half, factor: 1.0 },
-            LayerType::Full => Rope { rope_theta: 1e6, rotated: head_dim / 8, factor: 1.0 },
-        });
-    };
-    let rope_theta = own
-        .number("rope_theta", 1.0..=1e12)?
-        .ok_or_else(|| own.wrong("rope_theta", "expected a number, found none".into()))?;
-    match own.text("rope_type")?.unwrap_or("default") {
-        "default" => Ok(Rope { rope_theta, rotated: half, factor: 1.0 }),
-        "proportional" => {
-            let part = own.number_or("partial_rotary_factor", 1.0, 0.0..=1.0)?;
-            let rotated = (part * head_dim as f64 / 2.0) as usize;
-            let factor = own.number_or("factor", 1.0, 1e-6..=1e6)?;
-            Ok(Rope { rope_theta, rotated, factor })
-        }
-        other => Err(Error::Unsupported {
-            file: own.file().to_owned(),
-            what: format!("rope_type `{other}` (expected default or proportional)"),
-        }),
-    }
 }

@@ -5,15 +5,20 @@
 //! here touches a tensor.
 
 mod experts;
+mod family;
 mod layers;
 mod quantization;
+mod rope;
 
 pub(crate) use experts::ExpertsPlan;
+pub(crate) use family::{NormForm, Traits};
 pub(crate) use quantization::Scheme;
 
 use std::path::{Path, PathBuf};
 
-use layers::{layer_plans, layer_types, rope_parameters};
+use family::Family;
+use layers::{layer_plans, layer_types};
+use rope::rope_parameters;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -100,7 +105,7 @@ pub(crate) struct Rope {
     pub(crate) factor: f64,
 }
 
-/// A Gemma 4 text model, as its files describe it.
+/// A text model of the family, as its files describe it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
     /// Rows of `embed_tokens`.
@@ -121,6 +126,8 @@ pub(crate) struct Config {
     pub(crate) vocab_size_per_layer_input: usize,
     /// Logits are squashed to ± this.
     pub(crate) final_logit_softcapping: Option<f64>,
+    /// What differs from member to member in every layer.
+    pub(crate) traits: Traits,
     /// Element type the checkpoint asks to be run in.
     pub(crate) dtype: Option<DType>,
     /// One plan a layer.
@@ -176,20 +183,25 @@ impl Config {
     ) -> Result<Self> {
         let root = Keys::new(file, top);
         let text = root.object("text_config")?.unwrap_or_else(|| root.clone());
-        refuse_unsupported(&root, &text)?;
+        let family = Family::of(&root, &text)?;
 
-        let num_hidden_layers = text.size("num_hidden_layers", MAX_LAYERS)?;
-        let types = layer_types(&text, num_hidden_layers)?;
-        let layers = layer_plans(&text, &types)?;
+        let size = |key| family.size(&text, key);
+        let types = layer_types(family, &text, size("num_hidden_layers")?)?;
+        let layers = layer_plans(family, &text, &types)?;
         let config = Self {
-            vocab_size: text.size("vocab_size", MAX_VOCAB)?,
-            hidden_size: text.size("hidden_size", MAX_WIDTH)?,
-            num_attention_heads: text.size("num_attention_heads", MAX_WIDTH)?,
+            vocab_size: size("vocab_size")?,
+            hidden_size: size("hidden_size")?,
+            num_attention_heads: size("num_attention_heads")?,
             rms_norm_eps: text.number_or("rms_norm_eps", 1e-6, 0.0..=1.0)?,
-            sliding_window: text.size("sliding_window", MAX_POSITIONS)?,
-            max_position_embeddings: text.size("max_position_embeddings", MAX_POSITIONS)?,
-            // Absent, transformers would take 256: a guess that no file should leave open. 0 and null mean none.
-            hidden_size_per_layer_input: if text.has("hidden_size_per_layer_input") {
+            sliding_window: size("sliding_window")?,
+            max_position_embeddings: size("max_position_embeddings")?,
+            // Absent, transformers would take 256: a guess that no file should leave open. 0 and null mean none, and
+            // Gemma 3 and 12B's classes know no such key.
+            hidden_size_per_layer_input: if family == Family::Gemma3
+                || text.text("model_type")? == Some("gemma4_unified_text")
+            {
+                0
+            } else if text.has("hidden_size_per_layer_input") {
                 text.count_or("hidden_size_per_layer_input", 0, MAX_WIDTH)?
             } else {
                 return Err(text.wrong(
@@ -203,10 +215,12 @@ impl Config {
                 MAX_VOCAB,
             )?,
             final_logit_softcapping: text.number("final_logit_softcapping", 1e-3..=1e6)?,
+            traits: family.traits(&text)?,
             dtype: dtype(&root, &text)?,
             experts: experts::experts(&text)?,
-            rope: rope_parameters(&text, &layers)?,
-            eos_token_ids: eos_token_ids(&root, &text, generation)?,
+            rope: rope_parameters(family, &text, &layers)?,
+            eos_token_ids: eos_token_ids(&root, &text, generation)?
+                .unwrap_or_else(|| family.eos_token_ids()),
             suppress_tokens: match generation {
                 Some((file, json)) => {
                     Keys::new(file, json).ids("suppress_tokens")?.unwrap_or_default()
@@ -281,31 +295,6 @@ fn schemes_of(root: &Keys<'_>) -> Result<Vec<Scheme>> {
     }
 }
 
-/// Names what this version cannot run, before anything is loaded.
-fn refuse_unsupported(root: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
-    let unsupported = |what: String| Error::Unsupported { file: root.file().to_owned(), what };
-    let model_type = text.text("model_type")?.unwrap_or("gemma4_text");
-    if !["gemma4_text", "gemma4_unified_text"].contains(&model_type) {
-        return Err(unsupported(format!(
-            "model_type `{model_type}` (expected gemma4_text or gemma4_unified_text)"
-        )));
-    }
-    if text.flag("attention_bias")? {
-        return Err(unsupported("bias in attention (`attention_bias`: true)".into()));
-    }
-    if let Some(activation) = text.text("hidden_activation")?
-        && activation != "gelu_pytorch_tanh"
-    {
-        return Err(unsupported(format!(
-            "hidden_activation `{activation}` (expected gelu_pytorch_tanh)"
-        )));
-    }
-    if text.text("use_bidirectional_attention")? == Some("all") {
-        return Err(unsupported("an embedding model (`use_bidirectional_attention`: all)".into()));
-    }
-    Ok(())
-}
-
 fn dtype(root: &Keys<'_>, text: &Keys<'_>) -> Result<Option<DType>> {
     for (keys, key) in
         [(text, "dtype"), (root, "dtype"), (text, "torch_dtype"), (root, "torch_dtype")]
@@ -331,15 +320,15 @@ fn eos_token_ids(
     root: &Keys<'_>,
     text: &Keys<'_>,
     generation: Option<(&Path, &Map<String, Value>)>,
-) -> Result<Vec<i64>> {
+) -> Result<Option<Vec<i64>>> {
     if let Some((file, json)) = generation
         && let Some(ids) = Keys::new(file, json).ids("eos_token_id")?
     {
-        return Ok(ids);
+        return Ok(Some(ids));
     }
     match root.ids("eos_token_id")? {
-        Some(ids) => Ok(ids),
-        None => Ok(text.ids("eos_token_id")?.unwrap_or_default()),
+        Some(ids) => Ok(Some(ids)),
+        None => text.ids("eos_token_id"),
     }
 }
 
@@ -460,8 +449,7 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (key, value, name) in [
-            ("enable_moe_block", Value::from(true), "experts"),
-            ("model_type", "llama".into(), "llama"),
+            ("model_type", Value::from("llama"), "llama"),
             ("quantization_config", serde_json::json!({"quant_method": "x"}), "quantized"),
             ("hidden_activation", "silu".into(), "silu"),
             ("num_kv_shared_layers", 35.into(), "drafter"),

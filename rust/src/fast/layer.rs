@@ -5,6 +5,7 @@ use half::bf16;
 use super::{
     Parts,
     experts::Experts,
+    norm_weight,
     rope::{RotaryEmbedding, Rotation},
 };
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
     error::Result,
     kernels::{
         Kernels, KeyValues, Matrix, Product, add_normed, attend, each_row, gated, gelu_times,
-        multiply, norm, norm_and_rotate,
+        multiply, narrow, norm, norm_and_rotate,
     },
     weights::Weights,
 };
@@ -28,6 +29,7 @@ pub(super) struct Layer {
     eps: f32,
     pub(super) input_layernorm: Vec<f32>,
     q_proj: Matrix, // [heads · head_dim, hidden]
+    /// With the factor of the scores in it.
     q_norm: Vec<f32>,
     own: Option<OwnKeyValues>,
     /// The layer whose keys and values are read.
@@ -50,6 +52,8 @@ struct OwnKeyValues {
     /// `None` where V is the raw K projection (`attention_k_eq_v`).
     v_proj: Option<Matrix>,
     k_norm: Vec<f32>,
+    /// Values are normed, or used as they are projected (Gemma 3).
+    norms_values: bool,
 }
 
 /// The layer's use of its per-layer input.
@@ -111,11 +115,17 @@ impl Layer {
             Plan::Own { k_eq_v } => Some(k_eq_v),
             Plan::Shared { .. } => None,
         };
-        let layer_scalar =
-            weights.take_vector(&format!("model.layers.{layer_idx}.layer_scalar"), 1)?[0];
-        let mut vector = |of: &str, len| weights.take_vector(&name(of), len);
+        let layer_scalar = if config.traits.has_layer_scalar {
+            weights.take_vector(&format!("model.layers.{layer_idx}.layer_scalar"), 1)?[0]
+        } else {
+            1.0
+        };
+        let mut vector = |of: &str, len| norm_weight(weights, &name(of), len, config);
         let input_layernorm = vector("input_layernorm", hidden)?;
-        let q_norm = vector("self_attn.q_norm", dim)?;
+        // Scaled here instead of at every score. A power of two, as 256^-0.5 is, changes no bit of what follows; any other
+        // factor moves a rounding that is there anyway.
+        let scale = config.traits.attention_scale as f32;
+        let q_norm = vector("self_attn.q_norm", dim)?.iter().map(|w| w * scale).collect();
         let k_norm = owns.map(|_| vector("self_attn.k_norm", dim)).transpose()?;
         let post_attention_layernorm = vector("post_attention_layernorm", hidden)?;
         let pre_feedforward_layernorm = vector("pre_feedforward_layernorm", hidden)?;
@@ -132,6 +142,7 @@ impl Layer {
                     Some(matrix("self_attn.v_proj", [kv_width, hidden])?)
                 },
                 k_norm,
+                norms_values: config.traits.norms_values,
             }),
             _ => None,
         };
@@ -224,9 +235,7 @@ impl Layer {
         each_row(kernels, tokens, (&mut *h, width), (&mut *x, width), &|token, h, x| {
             let added = &added[token * width..(token + 1) * width];
             add_normed(set, h, added, weight, eps, 1.0);
-            for (x, h) in x.iter_mut().zip(h) {
-                *x = bf16::from_f32(*h);
-            }
+            narrow(set, h, x);
         })?;
         parts.end("norms", 0);
         let [p, _] = gate.per_layer_input_gate.shape();
@@ -306,6 +315,10 @@ impl Layer {
             each_row(kernels, tokens, (&mut *k, kv_width), (&mut *v, kv_width), &|token, k, v| {
                 let range = token * kv_width..(token + 1) * kv_width;
                 rotate(token, &k_raw[range.clone()], &own.k_norm, k);
+                if !own.norms_values {
+                    narrow(set, &values[range], v);
+                    return;
+                }
                 for (raw, v) in values[range].chunks_exact(dim).zip(v.chunks_exact_mut(dim)) {
                     norm(set, raw, None, self.eps, v);
                 }

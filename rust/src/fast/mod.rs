@@ -19,7 +19,7 @@ use rope::RotaryEmbedding;
 
 use crate::{
     aten::Tensor,
-    config::{Config, KeyValues as Plan, LayerType},
+    config::{Config, KeyValues as Plan, LayerType, NormForm},
     error::{Error, Result},
     kernels::{
         InstructionSet, Kernels, KeyValues, Matrix, Product, best, each_row, multiply, norm,
@@ -113,7 +113,7 @@ impl Fast {
             layers.push(Layer::load(layer_idx, config, &mut weights)?);
             on_layer(layer_idx + 1, count)?;
         }
-        let norm = weights.take_vector("model.norm.weight", hidden)?;
+        let norm = norm_weight(&mut weights, "model.norm.weight", hidden, config)?;
         let lm_head = if weights.has("lm_head.weight") {
             weights.take_stored("lm_head.weight", vocabulary)?
         } else if let Table::Dense(matrix) = &embed_tokens {
@@ -342,8 +342,12 @@ impl PerLayerInput {
             per_layer_model_projection: weights
                 .take_stored(projection, [layers * width, hidden])?,
             projection_scale: (hidden as f32).powf(-0.5),
-            per_layer_projection_norm: weights
-                .take_vector("model.per_layer_projection_norm.weight", width)?,
+            per_layer_projection_norm: norm_weight(
+                weights,
+                "model.per_layer_projection_norm.weight",
+                width,
+                config,
+            )?,
         }))
     }
 
@@ -384,6 +388,15 @@ impl PerLayerInput {
         let all = self.per_layer_model_projection.bytes();
         all / rows * layers * self.per_layer_projection_norm.len()
     }
+}
+
+/// What a norm multiplies with.
+fn norm_weight(weights: &mut Weights, name: &str, len: usize, config: &Config) -> Result<Vec<f32>> {
+    let mut weight = weights.take_vector(name, len)?;
+    if config.traits.norm_form == NormForm::OnePlus {
+        weight.iter_mut().for_each(|w| *w += 1.0);
+    }
+    Ok(weight)
 }
 
 /// sqrt(width), rounded to the model's element type before it multiplies: 39.25 for E2B's 1536.

@@ -28,7 +28,9 @@ pub(crate) use matrix::{Matrix, Product, best, gated, multiply};
 pub(crate) use memory::Huge;
 pub(crate) use pool::Pool;
 pub(crate) use rows::each_row;
-pub(crate) use vector::{add_normed, gelu_times, norm, norm_and_rotate, norm_in_place, scale_add};
+pub(crate) use vector::{
+    add_normed, gelu_times, narrow, norm, norm_and_rotate, norm_in_place, scale_add,
+};
 pub(crate) use w4::{GROUP_SIZE, W4Matrix};
 
 use crate::error::{Error, Result};

@@ -15,6 +15,11 @@ for_each_set! {
 }
 
 for_each_set! {
+    /// `x` rounded.
+    pub(crate) fn narrow(x: &[f32], out: &mut [bf16]) = narrow_inner
+}
+
+for_each_set! {
     /// The same of `x` in place.
     pub(crate) fn norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) = norm_in_place_inner
 }
@@ -87,6 +92,15 @@ fn norm_inner<const FUSED: bool>(x: &[f32], weight: Option<&[f32]>, eps: f32, ou
                 *out = rounded(x * factor);
             }
         }
+    }
+}
+
+#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
+#[inline(always)]
+fn narrow_inner<const FUSED: bool>(x: &[f32], out: &mut [bf16]) {
+    assert_eq!(out.len(), x.len());
+    for (out, &x) in out.iter_mut().zip(x) {
+        *out = rounded(x);
     }
 }
 

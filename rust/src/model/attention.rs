@@ -1,6 +1,6 @@
 //! Attention of one layer (gemma4.md 2.6): projections, norms, rotation, and which ATen call attends.
 //!
-//! Scores are not scaled: the weights of `q_norm` and `k_norm` carry the temperature.
+//! Scores are scaled as the config says: by 1 in Gemma 4, where the weights of `q_norm` and `k_norm` carry the temperature.
 
 use super::{linear::Linear, norm::RmsNorm, rope::Rotation};
 use crate::{
@@ -24,6 +24,7 @@ pub(crate) struct Attention {
     heads: i64,
     kv_heads: i64,
     head_dim: usize,
+    scale: f64,
     q_proj: Linear, // [heads · head_dim, hidden]
     q_norm: RmsNorm,
     own: Option<OwnKeyValues>,
@@ -36,7 +37,8 @@ struct OwnKeyValues {
     /// `None` where V is the raw K projection (`attention_k_eq_v`).
     v_proj: Option<Linear>,
     k_norm: RmsNorm,
-    v_norm: RmsNorm,
+    /// `None` where values are used as they are projected (Gemma 3).
+    v_norm: Option<RmsNorm>,
 }
 
 /// Keys and values that the owners of this step's layers produced, by layer.
@@ -51,12 +53,12 @@ impl Attention {
         weights: &mut Weights,
     ) -> Result<Self> {
         let plan = &config.layers[layer_idx];
-        let (hidden, dim, eps) = (config.hidden_size, plan.head_dim, config.rms_norm_eps);
+        let (hidden, dim) = (config.hidden_size, plan.head_dim);
         let q_width = config.num_attention_heads * dim;
         let kv_width = plan.num_key_value_heads * dim;
         let name = |name: &str| format!("{prefix}{name}.weight");
         let arithmetic = weights.arithmetic();
-        let mut norm = |norm: &str| RmsNorm::load(weights, &name(norm), dim, eps);
+        let mut norm = |norm: &str| RmsNorm::load(weights, &name(norm), dim, config);
         let q_norm = norm("q_norm")?;
         let owns = matches!(plan.key_values, KeyValues::Own { .. });
         let k_norm = if owns { Some(norm("k_norm")?) } else { None };
@@ -66,7 +68,10 @@ impl Attention {
                 k_proj: take("k_proj", [kv_width, hidden])?,
                 v_proj: if k_eq_v { None } else { Some(take("v_proj", [kv_width, hidden])?) },
                 k_norm,
-                v_norm: RmsNorm::without_weight(arithmetic, eps),
+                v_norm: config
+                    .traits
+                    .norms_values
+                    .then(|| RmsNorm::without_weight(arithmetic, config)),
             }),
             _ => None,
         };
@@ -75,6 +80,7 @@ impl Attention {
             heads: config.num_attention_heads as i64,
             kv_heads: plan.num_key_value_heads as i64,
             head_dim: dim,
+            scale: config.traits.attention_scale,
             q_proj: take("q_proj", [q_width, hidden])?,
             q_norm,
             own,
@@ -123,7 +129,11 @@ impl Attention {
             };
             let k = rotation.rotate(&own.k_norm.forward(&k_raw)?, self.head_dim)?;
             let k = k.transpose(1, 2)?; // [B, kv_heads, T, head_dim]
-            let v = own.v_norm.forward(&v_raw)?.transpose(1, 2)?;
+            let v = match &own.v_norm {
+                Some(v_norm) => v_norm.forward(&v_raw)?,
+                None => v_raw,
+            };
+            let v = v.transpose(1, 2)?;
             produced[self.layer_idx] = Some(cache.update(self.layer_idx, &k, &v, plan)?);
         }
         let Some((k, v)) = &produced[self.producer] else {
@@ -155,20 +165,21 @@ impl Attention {
         let (batch, tokens, dim) = (sizes[0], sizes[2], sizes[3]);
         let group = self.heads / self.kv_heads;
         let is_causal = mask.is_none() && tokens > 1;
+        let scale = self.scale;
         if group == 1 {
-            return q.scaled_dot_product_attention(k, v, mask, is_causal, false);
+            return q.scaled_dot_product_attention(k, v, mask, (is_causal, scale, false));
         }
         if mask.is_none() && dim <= MAX_GROUPED_HEAD_DIM {
-            return q.scaled_dot_product_attention(k, v, None, is_causal, true);
+            return q.scaled_dot_product_attention(k, v, None, (is_causal, scale, true));
         }
         if tokens == 1 {
             // The query heads of one KV head become query rows.
             let rows = q.reshape(&[batch, self.kv_heads, group, dim])?;
-            let attended = rows.scaled_dot_product_attention(k, v, mask, false, false)?;
+            let attended = rows.scaled_dot_product_attention(k, v, mask, (false, scale, false))?;
             return attended.reshape(&[batch, self.heads, 1, dim]);
         }
         let (k, v) = (self.repeat_kv(k)?, self.repeat_kv(v)?);
-        q.scaled_dot_product_attention(&k, &v, mask, is_causal, false)
+        q.scaled_dot_product_attention(&k, &v, mask, (is_causal, scale, false))
     }
 
     /// `[B, kv_heads, S, head_dim]` → `[B, heads, S, head_dim]`.
@@ -200,6 +211,9 @@ impl Attention {
             .reshape(&grouped)?
             .to_dtype(DType::F32)?
             .matmul(&k.to_dtype(DType::F32)?.transpose(2, 3)?)?;
+        if self.scale != 1.0 {
+            scores = scores.mul_scalar(self.scale)?;
+        }
         if let Some(mask) = mask {
             let hidden = mask.logical_not()?; // [B, 1, T, S]
             scores = scores

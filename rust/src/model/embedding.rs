@@ -56,7 +56,7 @@ impl PerLayerInput {
         }
         let all = config.layers.len() * width;
         let norm = "model.per_layer_projection_norm.weight";
-        let per_layer_projection_norm = RmsNorm::load(weights, norm, width, config.rms_norm_eps)?;
+        let per_layer_projection_norm = RmsNorm::load(weights, norm, width, config)?;
         Ok(Some(Self {
             embed_tokens_per_layer: weights.take(
                 "model.embed_tokens_per_layer.weight",

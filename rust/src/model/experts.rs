@@ -62,9 +62,8 @@ impl Experts {
         };
         let gate_up_proj = take("gate_up_proj", &["gate_proj", "up_proj"], [width, hidden])?;
         let down_proj = take("down_proj", &["down_proj"], [hidden, width])?;
-        let mut norm = |name: &str| {
-            RmsNorm::load(weights, &format!("{prefix}{name}.weight"), hidden, config.rms_norm_eps)
-        };
+        let mut norm =
+            |name: &str| RmsNorm::load(weights, &format!("{prefix}{name}.weight"), hidden, config);
         Ok(Some(Self {
             router,
             pre_feedforward_layernorm_2: norm("pre_feedforward_layernorm_2")?,
@@ -179,7 +178,7 @@ impl Router {
         let hidden = config.hidden_size;
         let proj = format!("{prefix}router.proj.weight");
         Ok(Self {
-            norm: RmsNorm::without_weight(weights.arithmetic(), config.rms_norm_eps),
+            norm: RmsNorm::without_weight(weights.arithmetic(), config),
             scale: weights.take(&format!("{prefix}router.scale"), &[hidden])?,
             scalar_root_size: (hidden as f64).powf(-0.5),
             proj: Linear::load(weights, &proj, [experts, hidden])?,

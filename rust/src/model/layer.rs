@@ -27,7 +27,7 @@ pub(crate) struct DecoderLayer {
     experts: Option<Experts>,
     post_feedforward_layernorm: RmsNorm,
     per_layer: Option<PerLayerGate>,
-    layer_scalar: Tensor, // one element; far from 1 in real checkpoints
+    layer_scalar: Option<Tensor>, // one element; far from 1 in real checkpoints; none in Gemma 3
 }
 
 /// The layer's use of its per-layer input.
@@ -41,9 +41,8 @@ impl DecoderLayer {
     pub(crate) fn load(layer_idx: usize, config: &Config, weights: &mut Weights) -> Result<Self> {
         let prefix = format!("model.layers.{layer_idx}.");
         let hidden = config.hidden_size;
-        let mut norm = |name: &str| {
-            RmsNorm::load(weights, &format!("{prefix}{name}.weight"), hidden, config.rms_norm_eps)
-        };
+        let mut norm =
+            |name: &str| RmsNorm::load(weights, &format!("{prefix}{name}.weight"), hidden, config);
         let input_layernorm = norm("input_layernorm")?;
         let post_attention_layernorm = norm("post_attention_layernorm")?;
         let pre_feedforward_layernorm = norm("pre_feedforward_layernorm")?;
@@ -72,7 +71,11 @@ impl DecoderLayer {
             experts: Experts::load(&prefix, config, weights)?,
             post_feedforward_layernorm,
             per_layer,
-            layer_scalar: weights.take(&format!("{prefix}layer_scalar"), &[1])?,
+            layer_scalar: if config.traits.has_layer_scalar {
+                Some(weights.take(&format!("{prefix}layer_scalar"), &[1])?)
+            } else {
+                None
+            },
         })
     }
 
@@ -100,7 +103,10 @@ impl DecoderLayer {
             let x = gate.per_layer_projection.forward(&x)?;
             h = h.add(&gate.post_per_layer_input_norm.forward(&x)?)?;
         }
-        h.mul(&self.layer_scalar)
+        match &self.layer_scalar {
+            Some(scalar) => h.mul(scalar),
+            None => Ok(h),
+        }
     }
 
     pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
@@ -118,6 +124,6 @@ impl DecoderLayer {
             gate.per_layer_projection.tensors_mut(all);
             gate.post_per_layer_input_norm.tensors_mut(all);
         }
-        all.push(&mut self.layer_scalar);
+        all.extend(&mut self.layer_scalar);
     }
 }

@@ -1,4 +1,5 @@
-//! Gemma 4's text model in Hugging Face's words: embedding, layers, norm, head.
+//! Gemma 4's text model in Hugging Face's words: embedding, layers, norm, head. Gemma 3 is the same model with less in it
+//! (`config::Traits`).
 //!
 //! One function, [`Gemma4::forward`], takes B slots of T tokens each and gives logits. It reads no
 //! tensor's data and branches on none, so it can run on real weights or be captured with fake ones.
@@ -26,7 +27,7 @@ use crate::{
     weights::{Arithmetic, Weights, owner},
 };
 
-/// The weights of a Gemma 4 text model, and nothing else.
+/// The weights of a text model, and nothing else.
 pub(crate) struct Gemma4 {
     embed_tokens: Embedding,
     per_layer_input: Option<PerLayerInput>,
@@ -61,8 +62,7 @@ impl Gemma4 {
             layers.push(DecoderLayer::load(layer_idx, config, weights)?);
             on_layer(layer_idx + 1, count)?;
         }
-        let norm =
-            RmsNorm::load(weights, "model.norm.weight", config.hidden_size, config.rms_norm_eps)?;
+        let norm = RmsNorm::load(weights, "model.norm.weight", config.hidden_size, config)?;
         let head_shape = [config.vocab_size, config.hidden_size];
         let lm_head = if weights.has("lm_head.weight") {
             Some(Linear::load(weights, "lm_head.weight", head_shape)?)

@@ -1,7 +1,8 @@
-//! RMS norm: in float32, the weight as it is (not 1 + w), one rounding at the end (gemma4.md 2.1).
+//! RMS norm: in float32, one rounding at the end (gemma4.md 2.1); the weight as it is, or in Gemma 3 1 + w.
 
 use crate::{
     aten::{DType, Tensor},
+    config::{Config, NormForm},
     error::Result,
     weights::{Arithmetic, Weights},
 };
@@ -11,22 +12,33 @@ const LANES: i64 = 128;
 
 /// Normalizes the last dimension.
 pub(crate) struct RmsNorm {
-    /// float32, whatever the model runs in; converted once instead of at every call.
+    /// What multiplies, 1 + w included. float32, whatever the model runs in; made once instead of at every call.
     weight: Option<Tensor>,
+    form: NormForm,
     eps: f64,
     arithmetic: Arithmetic,
 }
 
 impl RmsNorm {
     /// The tensor `name`, of the width of the last dimension.
-    pub(crate) fn load(weights: &mut Weights, name: &str, width: usize, eps: f64) -> Result<Self> {
+    pub(crate) fn load(
+        weights: &mut Weights,
+        name: &str,
+        width: usize,
+        config: &Config,
+    ) -> Result<Self> {
         let weight = weights.take(name, &[width])?.to_dtype(DType::F32)?;
-        Ok(Self { weight: Some(weight), eps, arithmetic: weights.arithmetic() })
+        let weight = match config.traits.norm_form {
+            NormForm::OnePlus => weight.add_scalar(1.0)?,
+            NormForm::Plain => weight,
+        };
+        Ok(Self { weight: Some(weight), ..Self::without_weight(weights.arithmetic(), config) })
     }
 
-    /// The norm of values (`v_norm`), which has no weight.
-    pub(crate) fn without_weight(arithmetic: Arithmetic, eps: f64) -> Self {
-        Self { weight: None, eps, arithmetic }
+    /// A norm that has no weight, like that of values (`v_norm`).
+    pub(crate) fn without_weight(arithmetic: Arithmetic, config: &Config) -> Self {
+        let form = config.traits.norm_form;
+        Self { weight: None, form, eps: config.rms_norm_eps, arithmetic }
     }
 
     pub(crate) fn tensors_mut<'a>(&'a mut self, all: &mut Vec<&'a mut Tensor>) {
@@ -40,8 +52,11 @@ impl RmsNorm {
         let mut y = match (self.arithmetic, sizes.last()) {
             (Arithmetic::Exact, _) => {
                 let mean_square = f.pow_scalar(2.0)?.mean_last()?.add_scalar(self.eps)?;
-                // transformers takes a power, not rsqrt, and multiplies: both decide the last bit.
-                f.mul(&mean_square.pow_scalar(-0.5)?)?
+                // The operation that transformers takes, and that it multiplies: both decide the last bit.
+                f.mul(&match self.form {
+                    NormForm::OnePlus => mean_square.rsqrt()?,
+                    NormForm::Plain => mean_square.pow_scalar(-0.5)?,
+                })?
             }
             (Arithmetic::Compiled, Some(width)) if width % LANES == 0 => {
                 self.in_lanes(&f, &sizes)?

@@ -34,13 +34,14 @@ use crate::{
 };
 
 /// Towers of multimodal checkpoints that the text path does not load (gemma4.md 3.2).
-const OTHER_TOWERS: [&str; 6] = [
+const OTHER_TOWERS: [&str; 7] = [
     "vision_tower.",
     "audio_tower.",
     "embed_vision.",
     "embed_audio.",
     "vision_embedder.",
     "audio_embedder.",
+    "multi_modal_projector.",
 ];
 
 /// A file of the checkpoint.
@@ -373,11 +374,12 @@ fn brief(shape: &[usize]) -> String {
     if shape.len() > 4 { format!("{} dimensions", shape.len()) } else { format!("{shape:?}") }
 }
 
-/// The tensor's name in a text-only checkpoint.
+/// The tensor's name in a text-only checkpoint; that of the published Gemma 3 begins with `language_model.model.`, and its head's
+/// with `language_model.lm_head.`.
 fn text_only_name(name: &str) -> String {
     match name.strip_prefix("model.language_model.") {
         Some(rest) => format!("model.{rest}"),
-        None => name.to_owned(),
+        None => name.strip_prefix("language_model.").unwrap_or(name).to_owned(),
     }
 }
 
@@ -411,7 +413,9 @@ mod tests {
     }
 
     #[test]
-    fn both_naming_forms_lead_to_the_text_only_name() {
+    fn every_naming_form_leads_to_the_text_only_name() {
+        assert_eq!(text_only_name("language_model.model.norm.weight"), "model.norm.weight");
+        assert_eq!(text_only_name("language_model.lm_head.weight"), "lm_head.weight");
         assert_eq!(text_only_name("model.language_model.norm.weight"), "model.norm.weight");
         assert_eq!(text_only_name("model.norm.weight"), "model.norm.weight");
         assert_eq!(text_only_name("lm_head.weight"), "lm_head.weight");
