@@ -51,6 +51,7 @@ from torchtpu_rs._native import (  # noqa: E402  (only after torch and the check
     Engine,
     Step,
     matmul_sum,
+    memory_needed,
 )
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "Engine",
     "Step",
     "matmul_sum",
+    "memory_needed",
 ]

@@ -4,10 +4,12 @@
 //! takes it back only for a callback. `rust/PYO3.md` has a row for each crossing.
 #![expect(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 
+mod memory;
 mod programs;
 
 use std::{path::PathBuf, time::Duration};
 
+use memory::memory_needed;
 use programs::{Step, bind_programs, compile_options};
 
 use pyo3::{
@@ -433,6 +435,7 @@ pub mod _native {
     #[pymodule_export]
     use super::{
         CheckpointError, ContextFullError, Decoded, DeviceError, Engine, Step, matmul_sum,
+        memory_needed,
     };
     use pyo3::types::{PyDictMethods, PyModuleMethods};
 

@@ -140,6 +140,10 @@ pub(crate) struct Config {
     pub(crate) eos_token_ids: Vec<i64>,
     /// Ids that are never chosen (`suppress_tokens` of `generation_config.json`; 12B has two).
     pub(crate) suppress_tokens: Vec<i64>,
+    /// The embedding table is the head too; false where the checkpoint has a head of its own.
+    pub(crate) tie_word_embeddings: bool,
+    /// The vocabulary tables are packed like projections.
+    pub(crate) packs_tables: bool,
     /// How weights may be packed, in any of the folders; none where nothing is quantized.
     pub(crate) schemes: Vec<Scheme>,
 }
@@ -169,7 +173,12 @@ impl Config {
         // Tables may be packed in another folder than the projections.
         for other in folders.iter().map(|folder| folder.join("config.json")) {
             if other != file && other.is_file() {
-                config.schemes.extend(schemes_of(&Keys::new(&other, &read_object(&other)?))?);
+                let json = read_object(&other)?;
+                let root = Keys::new(&other, &json);
+                config.schemes.extend(schemes_of(&root)?);
+                if let Some(quantization) = quantization_of(&root)? {
+                    config.packs_tables |= quantization::packs_tables(&quantization)?;
+                }
             }
         }
         Ok(config)
@@ -227,6 +236,9 @@ impl Config {
                 }
                 None => Vec::new(),
             },
+            tie_word_embeddings: ties_embeddings(&root, &text)?,
+            packs_tables: quantization_of(&root)?
+                .map_or(Ok(false), |quantization| quantization::packs_tables(&quantization))?,
             schemes: schemes_of(&root)?,
             layers,
         };
@@ -285,14 +297,30 @@ impl Config {
     }
 }
 
-/// How weights may be packed by this config.json; it may stand at its top or in `text_config`.
+/// How weights may be packed by this config.json.
 fn schemes_of(root: &Keys<'_>) -> Result<Vec<Scheme>> {
-    let text = root.object("text_config")?;
-    let nested = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
-    match root.object("quantization_config")?.or(nested) {
+    match quantization_of(root)? {
         Some(quantization) => quantization::schemes(&quantization),
         None => Ok(Vec::new()),
     }
+}
+
+/// `quantization_config`; it may stand at the top or in `text_config`.
+fn quantization_of<'a>(root: &Keys<'a>) -> Result<Option<Keys<'a>>> {
+    let text = root.object("text_config")?;
+    let nested = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
+    Ok(root.object("quantization_config")?.or(nested))
+}
+
+/// Transformers' default, for the whole family, is true.
+fn ties_embeddings(root: &Keys<'_>, text: &Keys<'_>) -> Result<bool> {
+    const KEY: &str = "tie_word_embeddings";
+    for keys in [root, text] {
+        if keys.is_set(KEY) {
+            return keys.flag(KEY);
+        }
+    }
+    Ok(true)
 }
 
 fn dtype(root: &Keys<'_>, text: &Keys<'_>) -> Result<Option<DType>> {
