@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu import E2B, device
-from tpu.v5e import CLOCK_HZ, HBM_BYTES_PER_SECOND, Instructions, Report, compile_program
+from tpu.v5e import CLOCK_HZ, HBM_BYTES, HBM_BYTES_PER_SECOND, Instructions, Report, compile_program
 
 if TYPE_CHECKING:
     from torchtpu_rs.recording import Plan, Program, Recording
 
 REAL_OVER_ESTIMATE = 1.16
-HBM_BYTES = 16e9
 SHOWN = 10
 
 
