@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
@@ -24,7 +26,8 @@ from transformers import (
 
 VOCAB = 512
 
-Model = Gemma3ForCausalLM | Gemma4ForCausalLM | Gemma4UnifiedForCausalLM
+_Gemma3 = Gemma3ForCausalLM | Gemma3ForConditionalGeneration
+_Model = Gemma4ForCausalLM | Gemma4UnifiedForCausalLM | _Gemma3
 
 DENSE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -171,6 +174,23 @@ GEMMA3_ONE_KV_HEAD: dict[str, Any] = GEMMA3 | {
 GEMMA3_NO_GROUPS: dict[str, Any] = GEMMA3 | {"num_key_value_heads": 4, "head_dim": 32}
 """As many KV heads as query heads, wider together than the stream."""
 
+GEMMA3_MULTIMODAL: dict[str, Any] = {
+    "model_type": "gemma3",
+    "text_config": GEMMA3,
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4,
+    "image_token_index": 100,
+}
+"""4B and larger as they are published: the same text model beside a tower."""
+
 GEMMA3_270M_SLICE: dict[str, Any] = {
     "model_type": "gemma3_text",
     "vocab_size": 4096,
@@ -190,10 +210,10 @@ GEMMA3_270M_SLICE: dict[str, Any] = {
 
 
 @torch.no_grad()
-def _randomize(model: Model, seed: int) -> None:
+def _randomize(model: _Model, seed: int) -> None:
     """Draws weights that keep activations near 1, with layer scalars and norms away from 1."""
     # Gemma 3 stores what is added to 1.
-    one = 1.0 if isinstance(model, Gemma3ForCausalLM) else 0.0
+    one = 1.0 if isinstance(model, _Gemma3) else 0.0
     generator = torch.Generator().manual_seed(seed)
 
     def around(parameter: torch.Tensor, mean: float, spread: float) -> None:
@@ -234,15 +254,19 @@ def make(
     Full layers are spelled as on the hub (`global_head_dim`), or with `saved_form` as transformers
     saves them (`per_layer_config`).
     """
-    model: Model
-    if settings.get("model_type") == "gemma3_text":
-        # The class changes the dictionaries that it is given.
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**copy.deepcopy(dict(settings)))).eval()
-    elif settings.get("model_type") == "gemma4_unified_text":
-        own = {key: value for key, value in settings.items() if key not in ABSENT_FROM_UNIFIED}
-        model = Gemma4UnifiedForCausalLM(Gemma4UnifiedTextConfig(**own)).eval()
-    else:
-        model = Gemma4ForCausalLM(Gemma4TextConfig(**settings)).eval()
+    settings = copy.deepcopy(dict(settings))  # the classes change what they are given
+    model: _Model
+    match settings.get("model_type"):
+        case "gemma3_text":
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**settings))
+        case "gemma3":
+            model = Gemma3ForConditionalGeneration(Gemma3Config(**settings))
+        case "gemma4_unified_text":
+            own = {key: value for key, value in settings.items() if key not in ABSENT_FROM_UNIFIED}
+            model = Gemma4UnifiedForCausalLM(Gemma4UnifiedTextConfig(**own))
+        case _:
+            model = Gemma4ForCausalLM(Gemma4TextConfig(**settings))
+    model.eval()
     _randomize(model, seed)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     file = folder / "config.json"

@@ -223,6 +223,47 @@ def test_what_is_not_supported_is_refused_by_name(
     refused(broken, "config.json", name, "not supported")
 
 
+@pytest.fixture
+def broken_gemma3(tmp_path: Path) -> Path:
+    return checkpoints.make(tmp_path / "gemma3", checkpoints.GEMMA3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({"query_pre_attn_scalar": 0}, "`query_pre_attn_scalar`"),
+        ({"query_pre_attn_scalar": 10**15}, "`query_pre_attn_scalar`"),
+        ({"sliding_window": None}, "`sliding_window`"),
+        ({"sliding_window_pattern": -1}, "`sliding_window_pattern`"),
+        ({"layer_types": ["full_attention"]}, "`layer_types`"),
+        ({"num_key_value_heads": 3}, "`num_key_value_heads`"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "`per_layer_config`"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "`rope_parameters.sliding_attention`"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "`rope_scaling.factor`"),
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "`rope_scaling.rope_type`"),
+        ({"rope_parameters": {"full_attention": []}}, "`rope_parameters.full_attention`"),
+        ({"rope_parameters": None, "rope_local_base_freq": "x"}, "`rope_local_base_freq`"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rope_type `yarn`"),
+        ({"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping`"),
+        ({"use_bidirectional_attention": True}, "embedding model"),
+        # What is left out is the class's default, which these weights do not fit.
+        ({"vocab_size": ...}, "[262208, 64]"),
+        ({"hidden_size": ...}, "[512, 2304]"),
+    ],
+)
+def test_a_gemma_3_config_that_cannot_be_meant_is_named(
+    broken_gemma3: Path, keys: dict[str, object], name: str
+) -> None:
+    edit_config(broken_gemma3, **keys)
+    refused(broken_gemma3, name)
+
+
+def test_a_gemma_3_with_tensors_of_gemma_4_is_refused(broken_gemma3: Path) -> None:
+    name = "model.layers.0.layer_scalar"
+    edit_tensors(broken_gemma3, lambda t: t.update({name: torch.ones(1)}))
+    refused(broken_gemma3, f"`{name}`", "no place")
+
+
 @pytest.mark.parametrize(
     "file", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", ".."]
 )

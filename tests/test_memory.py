@@ -14,6 +14,7 @@ from models.training import pack
 from models.training.pack import Packing
 from tests import checkpoints
 from torchtpu_rs import memory_needed
+from tpu.v5e import HBM_BYTES
 
 LIKE = torch.zeros(1)
 
@@ -25,6 +26,8 @@ PARAMETERS = {
     "31b": 30_697_345_340,
 }
 """Of the text part, tied, as the metadata of the published safetensors has them."""
+
+NAMES = {"E2B": "e2b", "E4B": "e4b", "12B": "12b", "26B-A4B": "26b_a4b", "31B": "31b"}
 
 KINDS = ["DENSE", "K_EQ_V", "E4B", "TWELVE_B", "THIRTY_ONE_B", "EXPERTS", "GEMMA3"]
 
@@ -118,3 +121,22 @@ def test_sizes_that_nobody_has_are_refused_before_they_are_multiplied(tmp_path: 
     assert needed["cache_bytes"] == 2**64 - 1
     with pytest.raises(torchtpu_rs.CheckpointError, match="expected a checkpoint folder"):
         memory_needed(tmp_path / "nothing")
+
+
+def test_the_table_of_what_fits_a_chip_is_what_is_computed() -> None:
+    """In docs/tpu.md: gigabytes of weights, cache and working memory, bold where they are within the chip's 16."""
+    text = (Path(__file__).parents[1] / "docs/tpu.md").read_text()
+    for name, member in NAMES.items():
+        cells = []
+        for slots in (8, 2):
+            for weight_format in ("dense", "int8", "int4"):
+                needed = memory_needed(
+                    tpu.E2B.parent / member,
+                    arithmetic="compiled",
+                    weight_format=weight_format,
+                    slots=slots,
+                )
+                total = sum(value for key, value in needed.items() if key.endswith("_bytes"))
+                cell = f"{total / 1e9:.1f}"
+                cells.append(f"**{cell}**" if total <= HBM_BYTES else cell)
+        assert f"| {name} | {' | '.join(cells)} |" in text

@@ -1,11 +1,13 @@
 """Exact mode is transformers, bit for bit: every logit of prefill and of each decoded step."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import torchtpu_rs
 from bench.exact import equal_bits, load_transformers, run_transformers
@@ -49,6 +51,40 @@ def test_logits_are_transformers_bits(
     """The window of 8 is crossed in decode by the short prompt, in prefill by the long one."""
     folder = checkpoints.make(tmp_path, VARIATIONS[variation], dtype=dtype)
     assert_same_bits(folder, checkpoints.prompt(tokens), STEPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_gemma_3_with_towers_in_the_published_spelling_is_transformers_bits(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """One base a key, the pattern as a number, sizes left to defaults; tensors are named `language_model.model.`."""
+    folder = checkpoints.make(tmp_path, checkpoints.GEMMA3_MULTIMODAL, dtype=dtype)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = file.keys()
+    assert "language_model.model.norm.weight" in names
+    assert any("vision_tower" in name for name in names)
+    assert any("multi_modal_projector" in name for name in names)
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    for key in ("rope_parameters", "layer_types", "max_position_embeddings", "rms_norm_eps"):
+        del text[key]
+    text |= {
+        "sliding_window_pattern": 3,
+        "rope_theta": 500_000,
+        "rope_local_base_freq": 5_000,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_same_bits(folder, checkpoints.prompt(40), STEPS)
+
+
+@pytest.mark.usefixtures("all_cores")
+@pytest.mark.parametrize("tokens", [40, 509, 560], ids=lambda n: f"prompt{n}")
+def test_gemma_3_270m_widths_are_transformers_bits(tmp_path: Path, tokens: int) -> None:
+    """Its own matrix and attention shapes; the window of 512 is crossed in decode, then in prefill."""
+    folder = checkpoints.make(tmp_path, checkpoints.GEMMA3_270M_SLICE)
+    ids = checkpoints.prompt(tokens, vocab=4096)
+    assert_same_bits(folder, ids, 5, whole_prompt=tokens == 40)
 
 
 @pytest.fixture

@@ -26,6 +26,11 @@ def k_eq_v(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.make(tmp_path_factory.mktemp("k_eq_v"), checkpoints.K_EQ_V)
 
 
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.make(tmp_path_factory.mktemp("gemma3"), checkpoints.GEMMA3)
+
+
 def exact(checkpoint: Path, dtype: str = "float32") -> torchtpu_rs.Engine:
     """The engine that gives transformers' own numbers."""
     return torchtpu_rs.Engine(checkpoint, torch.zeros(1), CONTEXT, dtype=dtype)  # type: ignore[arg-type]

@@ -69,6 +69,13 @@ def test_values_that_are_raw_keys_and_kv_heads_of_their_own_compile_too(k_eq_v: 
         assert engine.decode(prompt(length), NEW, [], 8).ids == wanted.ids
 
 
+def test_gemma_3_compiles_too(gemma3: Path) -> None:
+    engine, _ = compiled(gemma3, plan=Plan(slots=2, chunks=(16,), steps=(8,)))
+    for length in (3, 40):
+        wanted = exact(gemma3).decode(prompt(length), NEW, [])
+        assert engine.decode(prompt(length), NEW, [], 8).ids == wanted.ids
+
+
 @pytest.mark.parametrize("experts", [8, 64], ids=["every_expert", "gathered"])
 def test_experts_compile_whether_all_are_multiplied_or_the_chosen_ones_gathered(
     tmp_path: Path, experts: int

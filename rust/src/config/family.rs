@@ -51,8 +51,8 @@ pub(crate) struct Traits {
     pub(crate) norm_form: NormForm,
     /// Values are normed too, without a weight.
     pub(crate) norms_values: bool,
-    /// Multiplies the scores. 1 where the weights of `q_norm` and `k_norm` carry the temperature.
-    pub(crate) attention_scale: f64,
+    /// Multiplies the scores; `None` where the weights of `q_norm` and `k_norm` carry the temperature.
+    pub(crate) attention_scale: Option<f64>,
     /// The layer's output is multiplied by a number of its own.
     pub(crate) has_layer_scalar: bool,
 }
@@ -145,15 +145,15 @@ impl Family {
             Self::Gemma3 => Traits {
                 norm_form: NormForm::OnePlus,
                 norms_values: false,
-                attention_scale: text
-                    .number_or("query_pre_attn_scalar", 256.0, 1e-6..=1e9)?
-                    .powf(-0.5),
+                attention_scale: Some(
+                    text.number_or("query_pre_attn_scalar", 256.0, 1e-6..=1e9)?.powf(-0.5),
+                ),
                 has_layer_scalar: false,
             },
             Self::Gemma4 => Traits {
                 norm_form: NormForm::Plain,
                 norms_values: true,
-                attention_scale: 1.0,
+                attention_scale: None,
                 has_layer_scalar: true,
             },
         })
@@ -209,7 +209,7 @@ mod tests {
         let traits = Traits {
             norm_form: NormForm::OnePlus,
             norms_values: false,
-            attention_scale: 1.0 / 16.0,
+            attention_scale: Some(1.0 / 16.0),
             has_layer_scalar: false,
         };
         assert_eq!(config.traits, traits);
@@ -220,9 +220,8 @@ mod tests {
         let mut json = four_b();
         json["eos_token_id"] = Value::Null;
         assert_eq!(parse(&json).unwrap().eos_token_ids, [1]);
-        json.as_object_mut().unwrap().remove("model_type");
         json["text_config"]["model_type"] = "gemma4_text".into();
-        assert!(parse(&json).unwrap_err().to_string().contains("vocab_size"));
+        assert!(parse(&json).unwrap_err().to_string().contains("num_key_value_heads"));
     }
 
     #[test]
@@ -292,7 +291,7 @@ mod tests {
             ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope_scaling.factor"),
             ("rope_theta", json!(0), "rope_theta"),
             ("rope_local_base_freq", json!([]), "rope_local_base_freq"),
-            ("rope_parameters", json!({"rope_theta": 1e6}), "rope_parameters.full_attention"),
+            ("rope_parameters", json!({"rope_theta": 1e6}), "rope_parameters.sliding_attention"),
             (
                 "rope_parameters",
                 json!({"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}),

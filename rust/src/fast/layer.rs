@@ -124,7 +124,7 @@ impl Layer {
         let input_layernorm = vector("input_layernorm", hidden)?;
         // Scaled here instead of at every score. A power of two, as 256^-0.5 is, changes no bit of what follows; any other
         // factor moves a rounding that is there anyway.
-        let scale = config.traits.attention_scale as f32;
+        let scale = config.traits.attention_scale.unwrap_or(1.0) as f32;
         let q_norm = vector("self_attn.q_norm", dim)?.iter().map(|w| w * scale).collect();
         let k_norm = owns.map(|_| vector("self_attn.k_norm", dim)).transpose()?;
         let post_attention_layernorm = vector("post_attention_layernorm", hidden)?;

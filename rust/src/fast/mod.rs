@@ -394,7 +394,9 @@ impl PerLayerInput {
 fn norm_weight(weights: &mut Weights, name: &str, len: usize, config: &Config) -> Result<Vec<f32>> {
     let mut weight = weights.take_vector(name, len)?;
     if config.traits.norm_form == NormForm::OnePlus {
-        weight.iter_mut().for_each(|w| *w += 1.0);
+        for w in &mut weight {
+            *w += 1.0;
+        }
     }
     Ok(weight)
 }

@@ -1,6 +1,6 @@
 //! Attention of one layer (gemma4.md 2.6): projections, norms, rotation, and which ATen call attends.
 //!
-//! Scores are scaled as the config says: by 1 in Gemma 4, where the weights of `q_norm` and `k_norm` carry the temperature.
+//! Scores are scaled only in Gemma 3: in Gemma 4 the weights of `q_norm` and `k_norm` carry the temperature.
 
 use super::{linear::Linear, norm::RmsNorm, rope::Rotation};
 use crate::{
@@ -24,7 +24,7 @@ pub(crate) struct Attention {
     heads: i64,
     kv_heads: i64,
     head_dim: usize,
-    scale: f64,
+    scale: Option<f64>,
     q_proj: Linear, // [heads · head_dim, hidden]
     q_norm: RmsNorm,
     own: Option<OwnKeyValues>,
@@ -165,7 +165,7 @@ impl Attention {
         let (batch, tokens, dim) = (sizes[0], sizes[2], sizes[3]);
         let group = self.heads / self.kv_heads;
         let is_causal = mask.is_none() && tokens > 1;
-        let scale = self.scale;
+        let scale = self.scale.unwrap_or(1.0);
         if group == 1 {
             return q.scaled_dot_product_attention(k, v, mask, (is_causal, scale, false));
         }
@@ -211,8 +211,8 @@ impl Attention {
             .reshape(&grouped)?
             .to_dtype(DType::F32)?
             .matmul(&k.to_dtype(DType::F32)?.transpose(2, 3)?)?;
-        if self.scale != 1.0 {
-            scores = scores.mul_scalar(self.scale)?;
+        if let Some(scale) = self.scale {
+            scores = scores.mul_scalar(scale)?;
         }
         if let Some(mask) = mask {
             let hidden = mask.logical_not()?; // [B, 1, T, S]
