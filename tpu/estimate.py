@@ -65,7 +65,8 @@ def stablehlo(recording: Recording) -> str:
 
     module = lower(recording, keep_module=True).module
     text: str = tpu_torch_compile.serialize_mlir_text(module)
-    return text
+    # torch_tpu 0.2.0 writes an attribute of `chlo.top_k` that jaxlib 0.10.2 does not read yet. No cost depends on it.
+    return text.replace(", is_stable = false", "")
 
 
 def read_bytes(recording: Recording, config: dict[str, Any]) -> int:

@@ -73,7 +73,7 @@ mod tests {
         assert!(parse(&good).is_ok());
         for (key, value) in [
             ("num_experts", Value::Null),
-            ("num_experts", json!(1 << 40)),
+            ("num_experts", json!(1_u64 << 40)),
             ("top_k_experts", json!(9)),
             ("top_k_experts", json!(0)),
             ("moe_intermediate_size", json!("wide")),
