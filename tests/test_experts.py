@@ -109,10 +109,10 @@ def test_a_prompt_in_chunks_goes_through_the_same_experts(fused: Path, prefill_c
 
 
 @pytest.mark.parametrize("prefill_chunk", [2, 16])
-def test_programs_arithmetic_gathers_or_masks_experts_and_is_as_near_as_rounding(
+def test_programs_arithmetic_takes_experts_one_by_one_or_all_at_once_with_the_same_choices(
     fused: Path, prefill_chunk: int
 ) -> None:
-    """Two tokens take all of eight experts, one gathers its two."""
+    """Two tokens take four of eight one by one, sixteen take all."""
     wanted = torchtpu_rs.Engine(fused, LIKE, dtype="float32").decode(PROMPT, 30, stop=[]).ids
     compiled = torchtpu_rs.Engine(
         fused, LIKE, dtype="float32", prefill_chunk=prefill_chunk, arithmetic="compiled"
