@@ -441,9 +441,8 @@ int32_t tt_matmul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out
 
 int32_t tt_grouped_mm(const tt_tensor* self, const tt_tensor* weight, const tt_tensor* ends,
                       tt_tensor** out) {
-  return give(out, [&] {
-    return at::_grouped_mm(self->value, weight->value, ends->value.to(at::kInt));
-  });
+  return give(
+      out, [&] { return at::_grouped_mm(self->value, weight->value, ends->value.to(at::kInt)); });
 }
 
 int32_t tt_scaled_dot_product_attention(const tt_tensor* query, const tt_tensor* key,

@@ -147,7 +147,8 @@ int32_t tt_optimization_barrier(const tt_tensor* self, tt_tensor** out);
 int32_t tt_embedding(const tt_tensor* weight, const tt_tensor* indices, tt_tensor** out);
 int32_t tt_linear(const tt_tensor* input, const tt_tensor* weight, tt_tensor** out);
 int32_t tt_matmul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
-/* Rows [S, in] that stand in groups, each with its own weight of [groups, in, out]; ends [groups] are int64. */
+/* Rows [S, in] that stand in groups, each with its own weight of [groups, in, out]; ends [groups]
+ * are int64. */
 int32_t tt_grouped_mm(const tt_tensor* self, const tt_tensor* weight, const tt_tensor* ends,
                       tt_tensor** out);
 /* scale is 1.0 and dropout 0.0, as Gemma 4 calls it; `mask` may be null. */
