@@ -291,12 +291,20 @@ def doctor(
     model: Models = None,
     device: Annotated[str, typer.Option(envvar="TORCHTPU_DEVICE")] = "cpu",
     simulate_tpu: Annotated[bool, typer.Option(envvar="TORCHTPU_SIMULATE_TPU")] = False,
+    context: Annotated[int, typer.Option(envvar="TORCHTPU_CONTEXT")] = 8192,
+    dtype: Annotated[str | None, typer.Option(envvar="TORCHTPU_DTYPE")] = None,
+    weight_format: Annotated[str | None, typer.Option(envvar="TORCHTPU_WEIGHT_FORMAT")] = None,
+    exact: Annotated[
+        bool | None, typer.Option("--exact/--fast", envvar="TORCHTPU_EXACT", show_default=False)
+    ] = None,
+    slots: Annotated[int, typer.Option(envvar="TORCHTPU_SLOTS")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check torch, TorchTPU, the device, threads, memory and the checkpoint; exit 1 if serving would fail."""
-    from server.doctor import examine, lines
+    from server.doctor import Load, examine, lines
 
-    report = examine(_models(model), device, simulate_tpu=simulate_tpu)
+    load = Load(device, context, dtype, weight_format == "int8", exact, slots)
+    report = examine(_models(model), load, simulate_tpu=simulate_tpu)
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False, indent=2))
     else:

@@ -11,13 +11,15 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from server.admission import NO_TEMPLATE
-from server.checkpoint import CheckpointError, is_local, resolve, weight_bytes
-from server.engine import engine_build, gguf_metadata, installed_versions
+from server.checkpoint import CheckpointError, is_local, resolve
+from server.engine import ARITHMETIC, engine_build, gguf_metadata, installed_versions
 from server.loading import load_text_side
+from tpu.v5e import HBM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +27,34 @@ if TYPE_CHECKING:
 Status = Literal["ok", "warning", "failed"]
 Check = dict[str, Any]
 
-# Weights are mapped; the cache and what ATen computes stand beside them.
-HEADROOM = 1.2
 DEVICE_SECONDS = 120
+SHORTEST_CONTEXT = 1024
+"""Below this no smaller context is recommended."""
+FEWEST_SLOTS = 2
+"""With one row XLA leaves a TPU's matrix unit out."""
 
 
-def examine(models: Sequence[str], device: str, *, simulate_tpu: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What would be asked of memory; the defaults are the server's."""
+
+    device: str = "cpu"
+    context: int = 8192
+    dtype: str | None = None
+    int8: bool = False
+    exact: bool | None = None
+    slots: int = 8
+
+    @property
+    def on_tpu(self) -> bool:
+        """Whether programs run on it."""
+        return self.device.partition(":")[0] == "tpu"
+
+
+def examine(models: Sequence[str], load: Load, *, simulate_tpu: bool = False) -> dict[str, Any]:
     """All checks; `ok` is false when one of them would keep the server from starting."""
     places = _places(models)
+    device = load.device
     checks: dict[str, Callable[[], Check]] = {
         "python": _python,
         "torch": _torch,
@@ -41,7 +63,7 @@ def examine(models: Sequence[str], device: str, *, simulate_tpu: bool = False) -
         "device": lambda: _device(device, simulate_tpu),
         "threads": _threads,
         "checkpoint": lambda: _checkpoint(models, places),
-        "memory": lambda: _memory(places),
+        "memory": lambda: _memory(places, load, simulate_tpu=simulate_tpu),
     }
     report = {name: check() for name, check in checks.items()}
     return {"ok": all(check["status"] != "failed" for check in report.values()), "checks": report}
@@ -181,15 +203,97 @@ def _checkpoint(models: Sequence[str], places: list[Path] | CheckpointError | No
     )
 
 
-def _memory(places: list[Path] | CheckpointError | None) -> Check:
-    available = _available_bytes()
+def _memory(
+    places: list[Path] | CheckpointError | None, load: Load, *, simulate_tpu: bool = False
+) -> Check:
+    """What the checkpoint needs, by its config.json, against what there is, and what to do if that is less."""
+    on_chip = load.on_tpu and not simulate_tpu
+    available = HBM_BYTES if on_chip else _available_bytes()
     if available is None:
         return _check("warning", "this system does not tell how much memory is free")
-    needed = int(weight_bytes(places) * HEADROOM) if isinstance(places, list) else 0
-    message = f"{available / 1e9:.1f} GB available, the weights need about {needed / 1e9:.1f} GB"
-    # A mapped file larger than memory still works, page by page, and slowly.
-    status: Status = "ok" if available > needed else "warning"
-    return _check(status, message, available_bytes=available, needed_bytes=needed)
+    try:
+        if isinstance(places, CheckpointError):
+            raise places
+        folders = places or []
+        needed = _needed(folders, load)
+    except (ImportError, ValueError) as error:
+        message = f"{_gb(available)} available; what the model needs is not known: {error}"
+        return _check("warning", message, available_bytes=available)
+    total = _total(needed)
+    where = "on one v5e chip (an estimate)" if on_chip else "available"
+    message = (
+        f"{_gb(needed['weight_bytes'])} of weights in {needed['weight_format']}, {_gb(needed['cache_bytes'])} of cache for "
+        f"{needed['context']} positions and some {_gb(needed['working_bytes'])} to work in are {_gb(total)}; "
+        f"{_gb(available)} {where}"
+    )
+    if total > available:
+        message += f". {_advice(folders, load, available)}"
+    # A mapped file larger than memory still works, page by page, and slowly; a chip has no pages.
+    status: Status = "ok" if total <= available else "failed" if on_chip else "warning"
+    facts = {name: needed[name] for name in needed if name.endswith("_bytes")}
+    return _check(status, message, available_bytes=available, needed_bytes=total, **facts)
+
+
+def _needed(folders: Sequence[Path], load: Load, **other: Any) -> dict[str, Any]:
+    """`torchtpu_rs.memory_needed` of `load`, with other options where given."""
+    if not folders:
+        raise ValueError("expected a local folder, found none; serving would ask the Hub for it")
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    import torchtpu_rs
+
+    arithmetic = "compiled" if load.on_tpu else ARITHMETIC[load.exact]
+    options: dict[str, Any] = {
+        "context": load.context,
+        "dtype": load.dtype,
+        "arithmetic": arithmetic,
+        "weight_format": "int8" if load.int8 else None,
+        "slots": load.slots,
+    }
+    needed: dict[str, Any] = torchtpu_rs.memory_needed(list(folders), **options | other)
+    return needed
+
+
+def _total(needed: dict[str, Any]) -> int:
+    return sum(int(needed[part]) for part in ("weight_bytes", "cache_bytes", "working_bytes"))
+
+
+def _advice(folders: Sequence[Path], load: Load, available: int) -> str:
+    """The first change after which it fits, or that there is none."""
+    least = None
+    for flags, options in _changes(load):
+        total = _total(_needed(folders, load, **options))
+        if total <= available:
+            return f"It fits with {flags} ({_gb(total)})"
+        least = min(total, least or total)
+    tried = f" ({_gb(least)} at least, {flags} included)" if least else ""
+    return f"Take a smaller model or a larger machine{tried}"
+
+
+def _changes(load: Load) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What may be changed, the change that costs least first: flags, and the options of `memory_needed` that they are."""
+    contexts = [load.context >> halved for halved in range(load.context.bit_length())]
+    contexts = [context for context in contexts if context >= SHORTEST_CONTEXT]
+    if not load.on_tpu:
+        yield from ((f"--context {context}", {"context": context}) for context in contexts[1:])
+        packed = {"arithmetic": "fast", "weight_format": "int4", "dtype": "bfloat16"}
+        yield "a W4A16 checkpoint of it", packed
+        return
+    for slots in (load.slots, FEWEST_SLOTS):
+        for context in contexts:
+            for int8 in sorted({load.int8, True}):
+                changed = {
+                    "--weight-format int8": int8 != load.int8,
+                    f"--context {context}": context != load.context,
+                    f"--slots {slots}": slots != load.slots,
+                }
+                if flags := [flag for flag, is_changed in changed.items() if is_changed]:
+                    weight_format = "int8" if int8 else None
+                    options = {"weight_format": weight_format, "context": context, "slots": slots}
+                    yield " ".join(flags), options
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
 
 
 def _architecture(place: Path) -> str | None:

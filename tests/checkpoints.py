@@ -6,11 +6,13 @@ sizes. `E2B_SLICE` keeps E2B's true widths in few layers, so that its real matri
 
 import copy
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForCausalLM,
@@ -18,11 +20,14 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
 )
 
 VOCAB = 512
 
 _Gemma3 = Gemma3ForCausalLM | Gemma3ForConditionalGeneration
+_Model = Gemma4ForCausalLM | Gemma4UnifiedForCausalLM | _Gemma3
 
 DENSE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -62,6 +67,48 @@ ONE_KV_HEAD: dict[str, Any] = DENSE | {"num_key_value_heads": 1, "final_logit_so
 
 NO_GROUPS: dict[str, Any] = DENSE | {"num_key_value_heads": 4, "num_kv_shared_layers": 0}
 """As many KV heads as query heads, nothing shared."""
+
+E4B: dict[str, Any] = DENSE | {
+    "num_hidden_layers": 12,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "num_kv_shared_layers": 5,
+    "use_double_wide_mlp": False,
+}
+"""Two KV heads in both kinds of layers, five sliding layers to a full one, shared layers as wide as the others."""
+
+TWELVE_B: dict[str, Any] = K_EQ_V | {
+    "num_hidden_layers": 12,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 1,
+    "model_type": "gemma4_unified_text",
+}
+"""Classes of its own; eight query heads on the one KV head of a full layer, whose values are the raw keys."""
+
+ABSENT_FROM_UNIFIED = (
+    "model_type",
+    "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
+)
+"""Keys that 12B's config.json does not have."""
+
+THIRTY_ONE_B: dict[str, Any] = TWELVE_B | {
+    "model_type": "gemma4_text",
+    "num_global_key_value_heads": 2,
+}
+"""Two KV heads in full layers, half as many as in sliding ones."""
+
+EXPERTS: dict[str, Any] = THIRTY_ONE_B | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "intermediate_size": 96,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
+}
+"""Like 26B-A4B: two of eight experts beside the MLP of every layer."""
 
 E2B_SLICE: dict[str, Any] = {
     "vocab_size": 4096,
@@ -163,7 +210,7 @@ GEMMA3_270M_SLICE: dict[str, Any] = {
 
 
 @torch.no_grad()
-def _randomize(model: Gemma4ForCausalLM | _Gemma3, seed: int) -> None:
+def _randomize(model: _Model, seed: int) -> None:
     """Draws weights that keep activations near 1, with layer scalars and norms away from 1."""
     # Gemma 3 stores what is added to 1.
     one = 1.0 if isinstance(model, _Gemma3) else 0.0
@@ -187,7 +234,7 @@ def _randomize(model: Gemma4ForCausalLM | _Gemma3, seed: int) -> None:
             around(parameter, 2.0 * parameter.shape[0] ** -0.5, 0.05)
         elif name.endswith("q_norm.weight"):
             around(parameter, 1.0, 0.3)  # its scores are divided by a square root
-        elif name.endswith("norm.weight"):
+        elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
             around(parameter, 1.0 - one, 0.3)
         else:
             around(parameter, 0.0, parameter.shape[-1] ** -0.5)
@@ -208,12 +255,15 @@ def make(
     saves them (`per_layer_config`).
     """
     settings = copy.deepcopy(dict(settings))  # the classes change what they are given
-    model: Gemma4ForCausalLM | _Gemma3
+    model: _Model
     match settings.get("model_type"):
         case "gemma3_text":
             model = Gemma3ForCausalLM(Gemma3TextConfig(**settings))
         case "gemma3":
             model = Gemma3ForConditionalGeneration(Gemma3Config(**settings))
+        case "gemma4_unified_text":
+            own = {key: value for key, value in settings.items() if key not in ABSENT_FROM_UNIFIED}
+            model = Gemma4UnifiedForCausalLM(Gemma4UnifiedTextConfig(**own))
         case _:
             model = Gemma4ForCausalLM(Gemma4TextConfig(**settings))
     model.eval()
@@ -228,6 +278,26 @@ def make(
     file.write_text(json.dumps(config))
     generation = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": [1, 106, 50]}
     (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def split_experts(folder: Path, fused: Path) -> Path:
+    """Writes the checkpoint `fused` to `folder` with experts as repacks for vLLM have them: three projections each."""
+    shutil.copytree(fused, folder)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(fused / "model.safetensors").items():
+        layer, _, projection = name.rpartition("experts.")
+        if projection not in ("gate_up_proj", "down_proj"):
+            tensors[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = {"down_proj": expert}
+            if projection == "gate_up_proj":
+                gate, up = expert.chunk(2)
+                parts = {"gate_proj": gate, "up_proj": up}
+            for part, weight in parts.items():
+                tensors[f"{layer}experts.{number}.{part}.weight"] = weight.clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -19,6 +19,7 @@ KINDS = [
     "K_EQ_V",
     "ONE_KV_HEAD",
     "NO_GROUPS",
+    "EXPERTS",
     "GEMMA3",
     "GEMMA3_ONE_KV_HEAD",
     "GEMMA3_NO_GROUPS",

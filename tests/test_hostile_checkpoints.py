@@ -211,7 +211,6 @@ def test_a_generation_config_with_an_id_outside_the_vocabulary_is_refused(broken
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({"enable_moe_block": True}, "experts"),
         ({"model_type": "llama"}, "llama"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method` gptq"),
         ({"num_kv_shared_layers": 9}, "drafter"),

@@ -78,12 +78,7 @@ def test_pyo3_stands_only_at_the_border() -> None:
     border = {
         file.relative_to(RUST).as_posix() for file in rust_files() if "pyo3" in file.read_text()
     }
-    assert border == {
-        "bindings/mod.rs",
-        "bindings/checkpoint.rs",
-        "bindings/programs.rs",
-        "aten/python.rs",
-    }
+    assert {file for file in border if not file.startswith("bindings/")} == {"aten/python.rs"}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "server").glob("*.py")), ids=lambda f: f.name)

@@ -52,6 +52,7 @@ from torchtpu_rs._native import (  # noqa: E402  (only after torch and the check
     Step,
     gguf_metadata,
     matmul_sum,
+    memory_needed,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "Step",
     "gguf_metadata",
     "matmul_sum",
+    "memory_needed",
 ]

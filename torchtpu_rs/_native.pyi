@@ -19,6 +19,7 @@ __all__ = [
     "Step",
     "gguf_metadata",
     "matmul_sum",
+    "memory_needed",
 ]
 
 BUILD: dict[str, str]
@@ -230,4 +231,27 @@ def matmul_sum(like: Tensor) -> Tensor:
     Raises:
         ValueError: `like` is no floating-point tensor of one element.
         DeviceError: the device failed.
+    """
+
+def memory_needed(
+    checkpoint: str | PathLike[str] | Sequence[str | PathLike[str]],
+    context: int = 8192,
+    *,
+    dtype: str | None = None,
+    arithmetic: Literal["auto", "exact", "fast", "compiled"] = "auto",
+    weight_format: Literal["dense", "int8", "int4"] | None = None,
+    slots: int = 8,
+    spare: int = 512,
+) -> dict[str, Any]:
+    """Bytes that a checkpoint will need, computed from config.json alone: no weight is opened, no device touched.
+
+    `weight_bytes` and `cache_bytes` are what `Engine.info()` will say; `working_bytes` is an estimate of what a step works in
+    beside them. Also `weight_format` and `context`, which is at most the checkpoint's own.
+
+    `arithmetic` is the engine's; `compiled` counts rings for `slots` sequences with `spare` rows beyond the context, and the
+    second form of the embedding table that programs multiply. `weight_format` is asked what if; `dense` is the element
+    type. No program computes in int4 on a TPU yet.
+
+    Raises:
+        ValueError: config.json is missing or wrong (CheckpointError), or an argument is.
     """

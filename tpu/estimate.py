@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu import E2B, device
-from tpu.v5e import CLOCK_HZ, HBM_BYTES_PER_SECOND, Instructions, Report, compile_program
+from tpu.v5e import CLOCK_HZ, HBM_BYTES, HBM_BYTES_PER_SECOND, Instructions, Report, compile_program
 
 if TYPE_CHECKING:
     from torchtpu_rs.recording import Plan, Program, Recording
 
 REAL_OVER_ESTIMATE = 1.16
-HBM_BYTES = 16e9
 SHOWN = 10
 
 
@@ -66,7 +65,8 @@ def stablehlo(recording: Recording) -> str:
 
     module = lower(recording, keep_module=True).module
     text: str = tpu_torch_compile.serialize_mlir_text(module)
-    return text
+    # torch_tpu 0.2.0 writes an attribute of `chlo.top_k` that jaxlib 0.10.2 does not read yet. No cost depends on it.
+    return text.replace(", is_stable = false", "")
 
 
 def read_bytes(recording: Recording, config: dict[str, Any]) -> int:

@@ -25,6 +25,7 @@ ENVIRONMENT = {
 }
 CLOCK_HZ = 1.5e9
 """197 TFLOP/s over four 128 x 128 units of two operations each."""
+HBM_BYTES = 16_000_000_000
 HBM_BYTES_PER_SECOND = 819e9
 """Cloud TPU v5e system architecture page."""
 

@@ -14,6 +14,7 @@
 
 using at::Tensor;
 using shim::give;
+using shim::give_two;
 using shim::guard;
 
 struct tt_inference_mode {
@@ -296,6 +297,10 @@ int32_t tt_remainder_scalar(const tt_tensor* self, int64_t other, tt_tensor** ou
   return give(out, [&] { return at::remainder(self->value, other); });
 }
 
+int32_t tt_floor_divide_scalar(const tt_tensor* self, int64_t other, tt_tensor** out) {
+  return give(out, [&] { return at::floor_divide(self->value, other); });
+}
+
 int32_t tt_div(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
   return give(out, [&] { return at::div(self->value, other->value); });
 }
@@ -348,12 +353,28 @@ int32_t tt_sum(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] { return at::sum(self->value); });
 }
 
+int32_t tt_sum_dim(const tt_tensor* self, int64_t dim, bool keepdim, tt_tensor** out) {
+  return give(out, [&] { return at::sum(self->value, {dim}, keepdim); });
+}
+
 int32_t tt_softmax_last_f32(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] { return at::softmax(self->value, -1, at::kFloat); });
 }
 
 int32_t tt_argmax_last(const tt_tensor* self, tt_tensor** out) {
   return give(out, [&] { return at::argmax(self->value, -1); });
+}
+
+int32_t tt_topk_last(const tt_tensor* self, int64_t k, tt_tensor** values, tt_tensor** indices) {
+  return give_two(values, indices, [&] { return at::topk(self->value, k); });
+}
+
+int32_t tt_sort_last(const tt_tensor* self, tt_tensor** values, tt_tensor** indices) {
+  return give_two(values, indices, [&] { return at::sort(self->value); });
+}
+
+int32_t tt_eq(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
+  return give(out, [&] { return at::eq(self->value, other->value); });
 }
 
 int32_t tt_le(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
@@ -416,6 +437,12 @@ int32_t tt_linear(const tt_tensor* input, const tt_tensor* weight, tt_tensor** o
 
 int32_t tt_matmul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out) {
   return give(out, [&] { return at::matmul(self->value, other->value); });
+}
+
+int32_t tt_grouped_mm(const tt_tensor* self, const tt_tensor* weight, const tt_tensor* ends,
+                      tt_tensor** out) {
+  return give(
+      out, [&] { return at::_grouped_mm(self->value, weight->value, ends->value.to(at::kInt)); });
 }
 
 int32_t tt_scaled_dot_product_attention(const tt_tensor* query, const tt_tensor* key,

@@ -103,6 +103,7 @@ int32_t tt_scalar_pow(const tt_tensor* self, double base, tt_tensor** out);
 int32_t tt_rsqrt(const tt_tensor* self, tt_tensor** out);
 int32_t tt_reciprocal(const tt_tensor* self, tt_tensor** out);
 int32_t tt_remainder_scalar(const tt_tensor* self, int64_t other, tt_tensor** out);
+int32_t tt_floor_divide_scalar(const tt_tensor* self, int64_t other, tt_tensor** out);
 int32_t tt_div(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_abs(const tt_tensor* self, tt_tensor** out);
 int32_t tt_round(const tt_tensor* self, tt_tensor** out);
@@ -118,9 +119,15 @@ int32_t tt_gelu_tanh(const tt_tensor* self, tt_tensor** out);
 /* Mean over the last dimension, which is kept. */
 int32_t tt_mean_last(const tt_tensor* self, tt_tensor** out);
 int32_t tt_sum(const tt_tensor* self, tt_tensor** out);
+int32_t tt_sum_dim(const tt_tensor* self, int64_t dim, bool keepdim, tt_tensor** out);
 /* Softmax over the last dimension, computed and returned in float32. */
 int32_t tt_softmax_last_f32(const tt_tensor* self, tt_tensor** out);
 int32_t tt_argmax_last(const tt_tensor* self, tt_tensor** out);
+/* Of the last dimension: the k largest, the largest first, and where they stand. */
+int32_t tt_topk_last(const tt_tensor* self, int64_t k, tt_tensor** values, tt_tensor** indices);
+/* The last dimension in rising order, and where each value stood. */
+int32_t tt_sort_last(const tt_tensor* self, tt_tensor** values, tt_tensor** indices);
+int32_t tt_eq(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_le(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_gt(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
 int32_t tt_ge_scalar(const tt_tensor* self, int64_t other, tt_tensor** out);
@@ -140,6 +147,10 @@ int32_t tt_optimization_barrier(const tt_tensor* self, tt_tensor** out);
 int32_t tt_embedding(const tt_tensor* weight, const tt_tensor* indices, tt_tensor** out);
 int32_t tt_linear(const tt_tensor* input, const tt_tensor* weight, tt_tensor** out);
 int32_t tt_matmul(const tt_tensor* self, const tt_tensor* other, tt_tensor** out);
+/* Rows [S, in] that stand in groups, each with its own weight of [groups, in, out]; ends [groups]
+ * are int64. */
+int32_t tt_grouped_mm(const tt_tensor* self, const tt_tensor* weight, const tt_tensor* ends,
+                      tt_tensor** out);
 /* scale is 1.0 and dropout 0.0, as Gemma 4 calls it; `mask` may be null. */
 int32_t tt_scaled_dot_product_attention(const tt_tensor* query, const tt_tensor* key,
                                         const tt_tensor* value, const tt_tensor* mask,

@@ -5,7 +5,9 @@
 #include <ATen/ATen.h>
 
 #include <exception>
+#include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "aten.h"
@@ -38,6 +40,17 @@ int32_t guard(Body&& body) noexcept {
 template <typename Make>
 int32_t give(tt_tensor** out, Make&& make) noexcept {
   return guard([&] { *out = new tt_tensor{std::forward<Make>(make)()}; });
+}
+
+// The same for an operation with two results; none is handed out when it fails.
+template <typename Make>
+int32_t give_two(tt_tensor** first, tt_tensor** second, Make&& make) noexcept {
+  return guard([&] {
+    auto both = std::forward<Make>(make)();
+    auto held = std::make_unique<tt_tensor>(tt_tensor{std::get<0>(std::move(both))});
+    *second = new tt_tensor{std::get<1>(std::move(both))};
+    *first = held.release();
+  });
 }
 
 }  // namespace shim

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from models import EMBEDDED
 from server import cli, doctor, serving, terminal
 from server.settings import Settings
+from tpu import E2B
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -258,3 +261,49 @@ def test_doctor_does_not_download() -> None:
     check = doctor._checkpoint(models, doctor._places(models))
     assert check["status"] == "warning"
     assert "Hub" in check["message"]
+
+
+def members_memory(member: str, load: doctor.Load, available: int | None = None) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        if available is not None:
+            patch.setattr(doctor, "_available_bytes", lambda: available)
+        return doctor._memory([str(E2B.parent / member)], load)
+
+
+def test_doctor_says_what_a_model_needs_before_it_is_loaded_and_what_to_do_if_that_is_too_much() -> (
+    None
+):
+    """By config.json alone: the folders have nothing else."""
+    fits = members_memory("e2b", doctor.Load(), 12_000_000_000)
+    assert fits["status"] == "ok"
+    assert "9.3 GB of weights in bfloat16" in fits["message"]
+    mapped = members_memory("26b_a4b", doctor.Load(), 20_000_000_000)
+    assert mapped["status"] == "warning"
+    assert "50.5 GB" in mapped["message"]
+    assert "fits with a W4A16 checkpoint of it" in mapped["message"]
+    none = members_memory("31b", doctor.Load(), 4_000_000_000)
+    assert "a smaller model or a larger machine" in none["message"]
+    cut = members_memory("e2b", doctor.Load(context=131_072), 12_000_000_000)
+    assert re.search(r"fits with --context \d+ ", cut["message"])
+
+
+def test_doctor_measures_a_chip_by_its_own_memory() -> None:
+    chip = doctor.Load(device="tpu")
+    assert members_memory("e2b", chip)["status"] == "ok"
+    e4b = members_memory("e4b", chip)
+    assert e4b["status"] == "failed"
+    assert "fits with --weight-format int8 (" in e4b["message"]
+    assert members_memory("e4b", replace(chip, int8=True))["status"] == "ok"
+    twelve = members_memory("12b", replace(chip, int8=True))["message"]
+    assert "--slots 2" in twelve
+    large = members_memory("26b_a4b", chip)
+    assert "a smaller model or a larger machine" in large["message"]
+    # The simulated chip has the machine's memory.
+    simulated = doctor._memory([str(E2B)], chip, simulate_tpu=True)
+    assert simulated["available_bytes"] != 16_000_000_000
+
+
+def test_doctor_does_not_guess_the_memory_of_a_model_that_is_not_here() -> None:
+    check = doctor._memory(["google/gemma-4-E2B-it"], doctor.Load())
+    assert (check["status"], "needed_bytes" in check) == ("warning", False)
+    assert "not known" in check["message"]

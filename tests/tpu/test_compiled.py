@@ -75,6 +75,29 @@ def test_gemma_3_compiles_too(gemma3: Path) -> None:
         assert engine.decode(prompt(length), NEW, [], 8).ids == wanted.ids
 
 
+@pytest.mark.parametrize("experts", [4, 8], ids=["all_at_once", "one_by_one"])
+def test_experts_compile_whether_all_are_multiplied_or_the_chosen_ones_alone(
+    tmp_path: Path, experts: int
+) -> None:
+    """Two rows of two experts each: of four all are multiplied, of eight the four; a chunk takes all of both."""
+    settings = checkpoints.EXPERTS | {
+        "num_experts": experts,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    folder = checkpoints.make(tmp_path, settings)
+    plan = Plan(slots=2, chunks=(16,), steps=(8,))
+    engine, _ = compiled(folder, plan=plan)
+    for length in (3, 40):
+        wanted = exact(folder).decode(prompt(length), NEW, [])
+        assert engine.decode(prompt(length), NEW, [], 8).ids == wanted.ids
+    judge = torchtpu_rs.Engine(
+        folder, torch.zeros(1), CONTEXT, dtype="float32", prefill_chunk=16, arithmetic="int8"
+    )
+    engine, _ = compiled(folder, plan=replace(plan, int8=True))
+    assert engine.decode(prompt(19), NEW, [], 8).ids == judge.decode(prompt(19), NEW, []).ids
+
+
 def test_packed_weights_are_unpacked_for_programs_and_made_int8_from_there(
     dense: Path, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ unsafe extern "C" {
     pub(super) fn tt_rsqrt(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_reciprocal(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_remainder_scalar(self_: Raw, other: i64, out: Out) -> i32;
+    pub(super) fn tt_floor_divide_scalar(self_: Raw, other: i64, out: Out) -> i32;
     pub(super) fn tt_div(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_abs(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_round(self_: Raw, out: Out) -> i32;
@@ -107,8 +108,12 @@ unsafe extern "C" {
     pub(super) fn tt_gelu_tanh(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_mean_last(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_sum(self_: Raw, out: Out) -> i32;
+    pub(super) fn tt_sum_dim(self_: Raw, dim: i64, keepdim: bool, out: Out) -> i32;
     pub(super) fn tt_softmax_last_f32(self_: Raw, out: Out) -> i32;
     pub(super) fn tt_argmax_last(self_: Raw, out: Out) -> i32;
+    pub(super) fn tt_topk_last(self_: Raw, k: i64, values: Out, indices: Out) -> i32;
+    pub(super) fn tt_sort_last(self_: Raw, values: Out, indices: Out) -> i32;
+    pub(super) fn tt_eq(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_le(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_gt(self_: Raw, other: Raw, out: Out) -> i32;
     pub(super) fn tt_ge_scalar(self_: Raw, other: i64, out: Out) -> i32;
@@ -123,6 +128,7 @@ unsafe extern "C" {
     pub(super) fn tt_embedding(weight: Raw, indices: Raw, out: Out) -> i32;
     pub(super) fn tt_linear(input: Raw, weight: Raw, out: Out) -> i32;
     pub(super) fn tt_matmul(self_: Raw, other: Raw, out: Out) -> i32;
+    pub(super) fn tt_grouped_mm(self_: Raw, weight: Raw, ends: Raw, out: Out) -> i32;
     pub(super) fn tt_scaled_dot_product_attention(
         query: Raw,
         key: Raw,

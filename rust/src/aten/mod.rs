@@ -138,6 +138,19 @@ impl Tensor {
         NonNull::new(out).map(Self).ok_or_else(|| Error::Internal(format!("{op} gave no tensor")))
     }
 
+    /// As [`Tensor::made`], of two handles.
+    fn made_two(
+        op: &'static str,
+        make: impl FnOnce(ffi::Out, ffi::Out) -> i32,
+    ) -> Result<(Self, Self)> {
+        let mut second = std::ptr::null_mut();
+        let first = Self::made(op, |first| make(first, &raw mut second))?;
+        match NonNull::new(second) {
+            Some(second) => Ok((first, Self(second))),
+            None => Err(Error::Internal(format!("{op} gave one tensor instead of two"))),
+        }
+    }
+
     // -- what it is --
 
     /// The element type.

@@ -54,6 +54,7 @@ ops! {
     softmax_last_f32 => tt_softmax_last_f32();
     /// Index of the first maximum of the last dimension.
     argmax_last => tt_argmax_last();
+    eq => tt_eq(other);
     le => tt_le(other);
     gt => tt_gt(other);
     logical_and => tt_logical_and(other);
@@ -69,6 +70,9 @@ ops! {
     /// `self · weightᵀ`, weight `[out, in]`.
     linear => tt_linear(weight);
     matmul => tt_matmul(other);
+    /// Rows `[S, in]` in groups, `weight` `[groups, in, out]`: those up to `ends[0]` times the first weight, those up to
+    /// `ends[1]` times the second, and so on.
+    grouped_mm => tt_grouped_mm(weight, ends);
 }
 
 impl Tensor {
@@ -279,6 +283,36 @@ impl Tensor {
     pub(crate) fn remainder_scalar(&self, other: i64) -> Result<Self> {
         // SAFETY: the handle is live.
         Self::made("remainder", |out| unsafe { ffi::tt_remainder_scalar(self.raw(), other, out) })
+    }
+
+    /// The quotient of whole numbers, rounded down.
+    pub(crate) fn floor_divide_scalar(&self, other: i64) -> Result<Self> {
+        // SAFETY: the handle is live.
+        Self::made("floor_divide", |out| unsafe {
+            ffi::tt_floor_divide_scalar(self.raw(), other, out)
+        })
+    }
+
+    /// The sum over `dim`, which stays as size 1 with `keepdim`.
+    pub(crate) fn sum_dim(&self, dim: i64, keepdim: bool) -> Result<Self> {
+        // SAFETY: the handle is live.
+        Self::made("sum", |out| unsafe { ffi::tt_sum_dim(self.raw(), dim, keepdim, out) })
+    }
+
+    /// The `k` largest of the last dimension, the largest first, and where they stand.
+    pub(crate) fn topk_last(&self, k: i64) -> Result<(Self, Self)> {
+        // SAFETY: the handle is live and both outs are writable.
+        Self::made_two("topk", |values, indices| unsafe {
+            ffi::tt_topk_last(self.raw(), k, values, indices)
+        })
+    }
+
+    /// The last dimension in rising order, and where each value stood.
+    pub(crate) fn sort_last(&self) -> Result<(Self, Self)> {
+        // SAFETY: the handle is live and both outs are writable.
+        Self::made_two("sort", |values, indices| unsafe {
+            ffi::tt_sort_last(self.raw(), values, indices)
+        })
     }
 
     /// Where `self >= other`.

@@ -5,16 +5,20 @@
 #![expect(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 
 mod checkpoint;
+mod memory;
+mod number;
 mod programs;
 
 use std::{path::PathBuf, time::Duration};
 
 use checkpoint::{gguf_metadata, paths};
+use memory::memory_needed;
+use number::{Number, token_ids};
 use programs::{Step, bind_programs, compile_options};
 
 use pyo3::{
     create_exception,
-    exceptions::{PyOSError, PyOverflowError, PyRuntimeError, PyValueError},
+    exceptions::{PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
     types::{PyDict, PyList, PyMapping},
 };
@@ -378,41 +382,6 @@ fn instruction_set(name: &str) -> PyResult<InstructionSet> {
     })
 }
 
-/// An int argument; `None` when it is beyond 64 bits, which is a wrong value like any other.
-struct Number(Option<i64>);
-
-impl<'py> FromPyObject<'_, 'py> for Number {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match object.extract::<i64>() {
-            Ok(number) => Ok(Self(Some(number))),
-            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => Ok(Self(None)),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl Number {
-    fn value(&self, name: &str) -> PyResult<i64> {
-        self.0.ok_or_else(|| {
-            PyValueError::new_err(format!("expected {name} within 64 bits, found a larger number"))
-        })
-    }
-
-    /// A count; the engine checks its lower bound, negative ones end here.
-    fn count(&self, name: &str) -> PyResult<usize> {
-        let number = self.value(name)?;
-        usize::try_from(number).map_err(|_| {
-            PyValueError::new_err(format!("expected {name} at least 1, found {number}"))
-        })
-    }
-}
-
-fn token_ids(name: &str, ids: &[Number]) -> PyResult<Vec<i64>> {
-    ids.iter().map(|id| id.value(name)).collect()
-}
-
 /// The compiled half of the package `torchtpu_rs`.
 #[pymodule]
 pub mod _native {
@@ -420,7 +389,7 @@ pub mod _native {
     #[pymodule_export]
     use super::{
         CheckpointError, ContextFullError, Decoded, DeviceError, Engine, Step, gguf_metadata,
-        matmul_sum,
+        matmul_sum, memory_needed,
     };
     use pyo3::types::{PyDictMethods, PyModuleMethods};
 

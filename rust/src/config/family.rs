@@ -100,11 +100,6 @@ impl Family {
                 }
             }
             Self::Gemma4 => {
-                if text.flag("enable_moe_block")? {
-                    return Err(unsupported(
-                        "a mixture of experts (`enable_moe_block`: true)".into(),
-                    ));
-                }
                 if text.text("use_bidirectional_attention")? == Some("all") {
                     return Err(unsupported(
                         "an embedding model (`use_bidirectional_attention`: all)".into(),

@@ -5,11 +5,13 @@
 //! here touches a tensor.
 
 mod documents;
+mod experts;
 mod family;
 mod layers;
 mod quantization;
 mod rope;
 
+pub(crate) use experts::ExpertsPlan;
 pub(crate) use family::{NormForm, Traits};
 pub(crate) use quantization::Scheme;
 
@@ -132,12 +134,18 @@ pub(crate) struct Config {
     pub(crate) dtype: Option<DType>,
     /// One plan a layer.
     pub(crate) layers: Vec<LayerPlan>,
+    /// The experts of every layer; `None` for models without.
+    pub(crate) experts: Option<ExpertsPlan>,
     /// Rope by [`LayerType::index`]; `None` for a type no layer has.
     pub(crate) rope: [Option<Rope>; 2],
     /// Ids that end a turn.
     pub(crate) eos_token_ids: Vec<i64>,
     /// Ids that are never chosen (`suppress_tokens` of `generation_config.json`; 12B has two).
     pub(crate) suppress_tokens: Vec<i64>,
+    /// The embedding table is the head too; false where the checkpoint has a head of its own.
+    pub(crate) tie_word_embeddings: bool,
+    /// The vocabulary tables are packed like projections.
+    pub(crate) packs_tables: bool,
     /// How weights may be packed, in any of the folders; none where nothing is quantized so.
     pub(crate) schemes: Vec<Scheme>,
     /// Whether weights are stored in few bits, in any way.
@@ -158,7 +166,9 @@ impl Config {
                 None => config = Some(documents.config()?),
                 // Tables may be packed in another folder than the projections.
                 Some(config) => {
-                    config.schemes.extend(schemes_of(&documents.root())?);
+                    let root = documents.root();
+                    config.schemes.extend(schemes_of(&root)?);
+                    config.packs_tables |= packs_tables(&root)?;
                     config.is_quantized |= documents.is_quantized()?;
                 }
             }
@@ -193,8 +203,11 @@ impl Config {
             rms_norm_eps: text.number_or("rms_norm_eps", 1e-6, 0.0..=1.0)?,
             sliding_window: size("sliding_window")?,
             max_position_embeddings: size("max_position_embeddings")?,
-            // Absent, transformers would take 256: a guess that no file should leave open. 0 and null mean none.
-            hidden_size_per_layer_input: if family == Family::Gemma3 {
+            // Absent, transformers would take 256: a guess that no file should leave open. 0 and null mean none, and
+            // Gemma 3 and 12B's classes know no such key.
+            hidden_size_per_layer_input: if family == Family::Gemma3
+                || text.text("model_type")? == Some("gemma4_unified_text")
+            {
                 0
             } else if text.has("hidden_size_per_layer_input") {
                 text.count_or("hidden_size_per_layer_input", 0, MAX_WIDTH)?
@@ -212,6 +225,7 @@ impl Config {
             final_logit_softcapping: text.number("final_logit_softcapping", 1e-3..=1e6)?,
             traits: family.traits(&text)?,
             dtype: dtype(&root, &text)?,
+            experts: experts::experts(&text)?,
             rope: rope_parameters(family, &text, &layers)?,
             eos_token_ids: eos_token_ids(&root, &text, generation)?
                 .unwrap_or_else(|| family.eos_token_ids()),
@@ -222,6 +236,8 @@ impl Config {
                 None => Vec::new(),
             },
             is_quantized: false,
+            tie_word_embeddings: ties_embeddings(&root, &text)?,
+            packs_tables: packs_tables(&root)?,
             schemes: schemes_of(&root)?,
             layers,
         };
@@ -280,14 +296,38 @@ impl Config {
     }
 }
 
-/// How weights may be packed by this config.json; it may stand at its top or in `text_config`.
+/// How weights may be packed by this config.json.
 fn schemes_of(root: &Keys<'_>) -> Result<Vec<Scheme>> {
-    let text = root.object("text_config")?;
-    let nested = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
-    match root.object("quantization_config")?.or(nested) {
+    match quantization_of(root)? {
         Some(quantization) => quantization::schemes(&quantization),
         None => Ok(Vec::new()),
     }
+}
+
+/// `quantization_config`; it may stand at the top or in `text_config`.
+fn quantization_of<'a>(root: &Keys<'a>) -> Result<Option<Keys<'a>>> {
+    let text = root.object("text_config")?;
+    let nested = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
+    Ok(root.object("quantization_config")?.or(nested))
+}
+
+/// Whether the vocabulary tables are packed like projections.
+fn packs_tables(root: &Keys<'_>) -> Result<bool> {
+    match quantization_of(root)? {
+        Some(quantization) => quantization::packs_tables(&quantization),
+        None => Ok(false),
+    }
+}
+
+/// Transformers' default, for the whole family, is true.
+fn ties_embeddings(root: &Keys<'_>, text: &Keys<'_>) -> Result<bool> {
+    const KEY: &str = "tie_word_embeddings";
+    for keys in [root, text] {
+        if keys.is_set(KEY) {
+            return keys.flag(KEY);
+        }
+    }
+    Ok(true)
 }
 
 fn dtype(root: &Keys<'_>, text: &Keys<'_>) -> Result<Option<DType>> {
@@ -444,8 +484,7 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (key, value, name) in [
-            ("enable_moe_block", Value::from(true), "experts"),
-            ("model_type", "llama".into(), "llama"),
+            ("model_type", Value::from("llama"), "llama"),
             ("quantization_config", serde_json::json!({"quant_method": "x"}), "quantized"),
             ("hidden_activation", "silu".into(), "silu"),
             ("num_kv_shared_layers", 35.into(), "drafter"),

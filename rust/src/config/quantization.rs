@@ -61,6 +61,21 @@ pub(super) fn schemes(quantization: &Keys<'_>) -> Result<Vec<Scheme>> {
         .collect()
 }
 
+/// Whether a group is for the vocabulary tables, by the names that it targets.
+///
+/// # Errors
+/// `Config` naming the key that is wrong.
+pub(super) fn packs_tables(quantization: &Keys<'_>) -> Result<bool> {
+    let Some(groups) = quantization.object("config_groups")? else { return Ok(false) };
+    for name in groups.names() {
+        let targets = groups.object(name)?.map(|group| group.texts("targets")).transpose()?;
+        if targets.flatten().is_some_and(|all| all.iter().any(|t| t.contains("embed_tokens"))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn scheme(group: &Keys<'_>) -> Result<Scheme> {
     only(group, "format", &["pack-quantized"])?;
     absent(group, "input_activations")?;

@@ -21,7 +21,7 @@ use crate::{
 const DEFAULT_CHUNK: usize = 128;
 
 /// Longest context that is asked of a device; twice the largest published `max_position_embeddings`.
-const MAX_CONTEXT: usize = 1 << 19;
+pub(super) const MAX_CONTEXT: usize = 1 << 19;
 
 /// What to load, and how.
 pub(crate) struct Options {

@@ -4,12 +4,15 @@
 //! finished, cancelled or failed, can be seen in a later one.
 
 mod load;
+mod memory;
 
 use std::time::{Duration, Instant};
 
 pub(crate) use load::Info;
 #[cfg(feature = "python")]
 pub(crate) use load::{Bind, Compile, Options};
+#[cfg(feature = "python")]
+pub(crate) use memory::{Format, Question, Runs};
 
 use crate::{
     aten::{DType, InferenceMode, MappedFile, Tensor},

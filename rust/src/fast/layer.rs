@@ -3,7 +3,9 @@
 use half::bf16;
 
 use super::{
-    Parts, norm_weight,
+    Parts,
+    experts::Experts,
+    norm_weight,
     rope::{RotaryEmbedding, Rotation},
 };
 use crate::{
@@ -38,6 +40,8 @@ pub(super) struct Layer {
     gate_proj: Matrix, // [intermediate, hidden]
     up_proj: Matrix,   // [intermediate, hidden]
     down_proj: Matrix, // [hidden, intermediate]
+    /// Beside the MLP; `None` in models without.
+    experts: Option<Experts>,
     post_feedforward_layernorm: Vec<f32>,
     per_layer: Option<PerLayerGate>,
     layer_scalar: f32,
@@ -174,6 +178,7 @@ impl Layer {
             gate_proj: matrix("mlp.gate_proj", [intermediate, hidden])?,
             up_proj: matrix("mlp.up_proj", [intermediate, hidden])?,
             down_proj: matrix("mlp.down_proj", [hidden, intermediate])?,
+            experts: Experts::load(&format!("model.layers.{layer_idx}."), config, weights)?,
             post_feedforward_layernorm,
             per_layer,
             layer_scalar,
@@ -193,8 +198,10 @@ impl Layer {
         let (set, eps, tokens) = (kernels.set, self.eps, step.tokens);
         let width = self.input_layernorm.len();
         // What a part adds is normed, added, and the sum normed for the part that comes next.
-        let mut add = |added: &[f32], weight: &[f32], scale: f32, next: &[f32], x: &mut [bf16]| {
-            each_row(kernels, tokens, (&mut *h, width), (x, width), &|token, h, x| {
+        let add = |h: &mut [f32],
+                   (added, weight, scale): (&[f32], &[f32], f32),
+                   (next, x): (&[f32], &mut [bf16])| {
+            each_row(kernels, tokens, (h, width), (x, width), &|token, h, x| {
                 let added = &added[token * width..(token + 1) * width];
                 add_normed(set, h, added, weight, eps, scale);
                 norm(set, h, Some(next), eps, x);
@@ -206,7 +213,7 @@ impl Layer {
         multiply(kernels, attended, &mut [Product::whole(&self.o_proj, added)])?;
         parts.end("o_proj", self.o_proj.bytes());
         let weight = &self.post_attention_layernorm;
-        add(added, weight, 1.0, &self.pre_feedforward_layernorm, x)?;
+        add(h, (added, weight, 1.0), (&self.pre_feedforward_layernorm, x))?;
         parts.end("norms", 0);
 
         let inner = room(&mut buffers.inner, tokens * self.gate_proj.shape()[0]);
@@ -214,10 +221,13 @@ impl Layer {
         parts.end("gate_up", self.gate_proj.bytes() + self.up_proj.bytes());
         multiply(kernels, inner, &mut [Product::whole(&self.down_proj, added)])?;
         parts.end("down_proj", self.down_proj.bytes());
+        if let Some(experts) = &self.experts {
+            parts.end("experts", experts.beside(kernels, h, added)?);
+        }
 
         let weight = &self.post_feedforward_layernorm;
         let Some(gate) = &self.per_layer else {
-            add(added, weight, self.layer_scalar, next_norm, x)?;
+            add(h, (added, weight, self.layer_scalar), (next_norm, x))?;
             parts.end("norms", 0);
             return Ok(());
         };

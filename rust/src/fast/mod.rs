@@ -4,6 +4,7 @@
 //! as are keys and values. One sequence at a time. A token gets the same bits alone and as part of a prompt,
 //! however that is cut and on any number of threads.
 
+mod experts;
 mod layer;
 mod parts;
 mod rope;

@@ -52,6 +52,13 @@ impl KeyValues {
         })
     }
 
+    /// Bytes in memory of what [`KeyValues::new`] makes.
+    pub(crate) fn bytes_of(rows: usize, head_dim: usize) -> usize {
+        let rows = rows.next_multiple_of(PART);
+        let words = rows / LANES * (head_dim / 2) + head_dim.div_ceil(LANES) * (rows / 2);
+        words * size_of::<Words>()
+    }
+
     /// Bytes in memory, once they are written.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.keys) + size_of_val(&*self.values)

@@ -2,6 +2,7 @@
 
 use super::{
     attention::{Attention, Produced},
+    experts::Experts,
     linear::Linear,
     mlp::Mlp,
     norm::RmsNorm,
@@ -22,6 +23,8 @@ pub(crate) struct DecoderLayer {
     post_attention_layernorm: RmsNorm,
     pre_feedforward_layernorm: RmsNorm,
     mlp: Mlp,
+    /// Beside the MLP; `None` in models without.
+    experts: Option<Experts>,
     post_feedforward_layernorm: RmsNorm,
     per_layer: Option<PerLayerGate>,
     layer_scalar: Option<Tensor>, // one element; far from 1 in real checkpoints; none in Gemma 3
@@ -65,6 +68,7 @@ impl DecoderLayer {
             post_attention_layernorm,
             pre_feedforward_layernorm,
             mlp: Mlp::load(&format!("{prefix}mlp."), hidden, intermediate, weights)?,
+            experts: Experts::load(&prefix, config, weights)?,
             post_feedforward_layernorm,
             per_layer,
             layer_scalar: if config.traits.has_layer_scalar {
@@ -88,7 +92,10 @@ impl DecoderLayer {
         let x = self.self_attn.forward(&x, rotation, plan, cache, produced)?;
         let mut h = h.add(&self.post_attention_layernorm.forward(&x)?)?;
 
-        let x = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&h)?)?;
+        let mut x = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&h)?)?;
+        if let Some(experts) = &self.experts {
+            x = experts.beside(&x, &h)?;
+        }
         h = h.add(&self.post_feedforward_layernorm.forward(&x)?)?;
 
         if let (Some(gate), Some(input)) = (&self.per_layer, per_layer_input) {
@@ -108,6 +115,9 @@ impl DecoderLayer {
         self.post_attention_layernorm.tensors_mut(all);
         self.pre_feedforward_layernorm.tensors_mut(all);
         self.mlp.tensors_mut(all);
+        if let Some(experts) = &mut self.experts {
+            experts.tensors_mut(all);
+        }
         self.post_feedforward_layernorm.tensors_mut(all);
         if let Some(gate) = &mut self.per_layer {
             gate.per_layer_input_gate.tensors_mut(all);

@@ -6,6 +6,7 @@
 
 mod attention;
 mod embedding;
+mod experts;
 mod layer;
 mod linear;
 mod mlp;

@@ -101,43 +101,38 @@ impl Weights {
         tensor.with_bf16(|values| values.iter().map(|value| value.to_f32()).collect())
     }
 
-    /// The values where the file has them, if it has them in bfloat16 and at even addresses; or a copy.
     fn dense(&mut self, name: &str, shape: [usize; 2]) -> Result<Bf16Matrix> {
-        let [rows, columns] = shape;
-        if let Some((blocks, region)) = self.in_blocks(name, &shape)? {
-            let map = self.values_in_memory((&blocks, &region), &shape, DType::Bf16)?;
+        let values: Arc<dyn Values> = if self.is_packed(name) && !self.entries.contains_key(name) {
+            let map = self.unpack_into_memory(name, shape)?;
+            Arc::new(Region { map, range: 0..2 * shape[0] * shape[1] })
+        } else {
+            self.stored_values(name, &shape)?
+        };
+        Bf16Matrix::new(shape, values)
+            .ok_or_else(|| Error::Internal(format!("{name} has not the values of its shape")))
+    }
+
+    /// The values where the file has them, if it has them in bfloat16 and at even addresses; or a copy.
+    pub(super) fn stored_values(&mut self, name: &str, shape: &[usize]) -> Result<Arc<dyn Values>> {
+        let count = shape.iter().product();
+        if let Some((blocks, region)) = self.in_blocks(name, shape)? {
+            let map = self.values_in_memory((&blocks, &region), shape, DType::Bf16)?;
             self.taken.insert(name.to_owned());
-            return Self::matrix_of(
-                name,
-                shape,
-                Arc::new(Region { map, range: 0..2 * rows * columns }),
-            );
+            return Ok(Arc::new(Region { map, range: 0..2 * count }));
         }
-        let sizes = [rows as i64, columns as i64];
-        let values: Arc<dyn Values> = match self.find(name, &shape)? {
-            Some((region, DType::Bf16)) if region.values().len() == rows * columns => {
-                Arc::new(region)
-            }
+        let sizes: Vec<_> = shape.iter().map(|&size| size as i64).collect();
+        match self.find(name, shape)? {
+            Some((region, DType::Bf16)) if region.values().len() == count => Ok(Arc::new(region)),
             Some((region, dtype)) => {
                 let tensor = region.map.tensor(region.range.clone(), &sizes, dtype)?;
-                let mut copy = Huge::zeroed(rows * columns)?;
+                let mut copy = Huge::zeroed(count)?;
                 tensor
                     .to_dtype(DType::Bf16)?
                     .contiguous()?
                     .with_bf16(|values| copy.copy_from_slice(values))?;
-                Arc::new(copy)
+                Ok(Arc::new(copy))
             }
-            None if self.is_packed(name) => {
-                let map = self.unpack_into_memory(name, shape)?;
-                Arc::new(Region { map, range: 0..2 * rows * columns })
-            }
-            None => return Err(self.missing(name)),
-        };
-        Self::matrix_of(name, shape, values)
-    }
-
-    fn matrix_of(name: &str, shape: [usize; 2], values: Arc<dyn Values>) -> Result<Bf16Matrix> {
-        Bf16Matrix::new(shape, values)
-            .ok_or_else(|| Error::Internal(format!("{name} has not the values of its shape")))
+            None => Err(self.missing(name)),
+        }
     }
 }

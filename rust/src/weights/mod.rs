@@ -5,12 +5,14 @@
 //! checkpoint (`model.layers.0…`), whichever of the two naming forms the files use. Which tensors a
 //! model needs is the model's business.
 
+mod experts;
 mod files;
 mod form;
 mod gguf;
 mod host;
 mod packed;
 
+pub(crate) use experts::Stack;
 pub(crate) use form::{Arithmetic, Form};
 pub(crate) use host::Table;
 
@@ -129,8 +131,8 @@ impl Weights {
             };
             // A weight comes from one folder whole, packed or not.
             let there: HashSet<_> =
-                weights.entries.keys().map(|name| owner(name).to_owned()).collect();
-            found.retain(|name, _| !there.contains(owner(name)));
+                weights.entries.keys().map(|name| whole(name).to_owned()).collect();
+            found.retain(|name, _| !there.contains(whole(name)));
             weights.entries.extend(found);
         }
         if weights.entries.is_empty() && !form.shapes_only {
@@ -392,6 +394,15 @@ impl Weights {
     fn wrong(&self, entry: &Entry, reason: String) -> Error {
         let file = self.shards[entry.shard].path.clone();
         Error::Tensor { file, name: entry.name.clone(), reason }
+    }
+}
+
+/// What comes from one folder whole: a weight, packed or not, or all experts of a layer, fused or split.
+fn whole(name: &str) -> &str {
+    const EXPERTS: &str = ".experts";
+    match name.find(".experts.") {
+        Some(at) => &name[..at + EXPERTS.len()],
+        None => owner(name),
     }
 }
 

@@ -1,0 +1,142 @@
+"""The memory that a checkpoint will need is known from config.json, and is what the engine then has."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchtpu_rs
+import tpu
+from models.training import pack
+from models.training.pack import Packing
+from tests import checkpoints
+from torchtpu_rs import memory_needed
+from tpu.v5e import HBM_BYTES
+
+LIKE = torch.zeros(1)
+
+PARAMETERS = {
+    "e2b": 4_628_569_379,
+    "e4b": 7_463_013_418,
+    "12b": 11_907_350_320,
+    "26b_a4b": 25_233_141_790,
+    "31b": 30_697_345_340,
+}
+"""Of the text part, tied, as the metadata of the published safetensors has them."""
+
+NAMES = {"E2B": "e2b", "E4B": "e4b", "12B": "12b", "26B-A4B": "26b_a4b", "31B": "31b"}
+
+KINDS = ["DENSE", "K_EQ_V", "E4B", "TWELVE_B", "THIRTY_ONE_B", "EXPERTS", "GEMMA3"]
+
+
+@pytest.mark.parametrize("member", PARAMETERS)
+def test_the_published_members_need_two_bytes_a_published_parameter(member: str) -> None:
+    needed = memory_needed(tpu.E2B.parent / member)
+    assert needed["weight_bytes"] == 2 * PARAMETERS[member]
+
+
+def assert_as_needed(folder: Path, context: int, how: dict[str, Any], **engine: Any) -> None:
+    """What is asked with nothing but config.json is what `Engine.info()` says."""
+    alone = folder.parent / f"{folder.name}-config"
+    alone.mkdir(exist_ok=True)
+    shutil.copy(folder / "config.json", alone)
+    needed = memory_needed(alone, context, **how)
+    info = torchtpu_rs.Engine(folder, LIKE, context, **engine).info()
+    assert needed["weight_bytes"] == info["weight_bytes"]
+    assert needed["cache_bytes"] == info["cache_bytes"]
+    assert needed["weight_format"] == info["weight_format"]
+    assert needed["context"] == info["layout"]["context"]
+    assert needed["working_bytes"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", [5, 300, 9000])
+def test_weights_and_cache_are_what_the_engine_then_has(
+    tmp_path: Path, kind: str, context: int
+) -> None:
+    folder = checkpoints.make(tmp_path / "made", getattr(checkpoints, kind))
+    assert_as_needed(folder, context, {})
+    assert_as_needed(folder, context, {"dtype": "float32"}, dtype="float32")
+    assert_as_needed(folder, context, {"arithmetic": "fast"}, arithmetic="fast")
+    rings = {"arithmetic": "compiled", "slots": 1, "spare": 16}
+    assert_as_needed(folder, context, rings, arithmetic="compiled", prefill_chunk=16)
+    int8 = rings | {"weight_format": "int8"}
+    assert_as_needed(folder, context, int8, arithmetic="int8", prefill_chunk=16)
+
+
+@pytest.mark.parametrize("kind", ["DENSE", "EXPERTS"])
+@pytest.mark.parametrize("tables", [False, True], ids=["linears", "tables"])
+def test_packed_weights_count_as_they_are_multiplied(
+    tmp_path: Path, kind: str, tables: bool
+) -> None:
+    """Widths of whole records: 16 rows, 64 columns."""
+    settings = getattr(checkpoints, kind) | {"num_experts": 16, "intermediate_size": 128}
+    settings |= {"hidden_size_per_layer_input": 0}
+    folder = checkpoints.make(tmp_path / "made", settings)
+    if kind == "EXPERTS":
+        folder = checkpoints.split_experts(tmp_path / "split", folder)
+    folder = pack.make(tmp_path / "packed", folder, Packing(tables=tables))
+    assert_as_needed(folder, 300, {}, arithmetic="auto")
+    what_if = memory_needed(folder, weight_format="dense", arithmetic="exact")
+    exact = torchtpu_rs.Engine(folder, LIKE).info()
+    assert what_if["weight_bytes"] == exact["weight_bytes"]
+
+
+def test_a_context_beyond_the_checkpoints_counts_as_the_checkpoints() -> None:
+    most = memory_needed(tpu.E2B, 131_072)
+    assert memory_needed(tpu.E2B, 200_000) == most
+    assert memory_needed(tpu.E2B, 1000)["cache_bytes"] < most["cache_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"context": 0}, "expected context 1 to"),
+        ({"context": 2**40}, "expected context 1 to"),
+        ({"weight_format": "int3"}, "expected weight_format dense, int8 or int4"),
+        ({"arithmetic": "quick"}, "expected arithmetic"),
+        ({"dtype": "int8"}, "expected dtype"),
+        ({"arithmetic": "compiled", "slots": 2**40}, "expected slots 1 to"),
+        ({"arithmetic": "compiled", "spare": 0}, "expected spare 1 to"),
+        ({"arithmetic": "fast", "dtype": "float32"}, "expected bfloat16"),
+    ],
+    ids=str,
+)
+def test_a_question_that_has_no_answer_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        memory_needed(tpu.E2B, **options)
+
+
+def test_sizes_that_nobody_has_are_refused_before_they_are_multiplied(tmp_path: Path) -> None:
+    config = json.loads((tpu.E2B / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 2**62}))
+    with pytest.raises(torchtpu_rs.CheckpointError, match="hidden_size"):
+        memory_needed(tmp_path)
+    largest = {"hidden_size": 2**18, "num_attention_heads": 2**18, "num_key_value_heads": 2**18}
+    (tmp_path / "config.json").write_text(json.dumps(config | largest | {"global_head_dim": 2**18}))
+    needed = memory_needed(tmp_path, 2**19, arithmetic="compiled", slots=2**16, spare=2**19)
+    assert needed["cache_bytes"] == 2**64 - 1
+    with pytest.raises(torchtpu_rs.CheckpointError, match="expected a checkpoint folder"):
+        memory_needed(tmp_path / "nothing")
+
+
+def test_the_table_of_what_fits_a_chip_is_what_is_computed() -> None:
+    """In docs/tpu.md: gigabytes of weights, cache and working memory, bold where they are within the chip's 16."""
+    text = (Path(__file__).parents[1] / "docs/tpu.md").read_text()
+    for name, member in NAMES.items():
+        cells = []
+        for slots in (8, 2):
+            for weight_format in ("dense", "int8", "int4"):
+                needed = memory_needed(
+                    tpu.E2B.parent / member,
+                    arithmetic="compiled",
+                    weight_format=weight_format,
+                    slots=slots,
+                )
+                total = sum(value for key, value in needed.items() if key.endswith("_bytes"))
+                cell = f"{total / 1e9:.1f}"
+                cells.append(f"**{cell}**" if total <= HBM_BYTES else cell)
+        assert f"| {name} | {' | '.join(cells)} |" in text
