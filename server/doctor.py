@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from server.admission import NO_TEMPLATE
-from server.checkpoint import CheckpointError, is_local, resolve
+from server.checkpoint import CheckpointError, is_local, resolve, weight_bytes
 from server.engine import ARITHMETIC, engine_build, gguf_metadata, installed_versions
 from server.loading import load_text_side
 from tpu.v5e import HBM_BYTES

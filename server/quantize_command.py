@@ -47,7 +47,7 @@ def quantize(
         Format,
         typer.Option(
             "--format",
-            help="w4a16: projections in 4 bits, groups of 32. int8: in 8 bits, a factor a row. emb4: w4a16 and the vocabulary tables.",
+            help="w4a16: projections in 4 bits, groups of 32. int8: in 8 bits, likewise. emb4: w4a16 and the vocabulary tables.",
         ),
     ] = Format.W4A16,
     force: Annotated[

@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import torchtpu_rs
 from bench.exact import equal_bits, load_transformers, run_transformers
-from models.training import pack
-from models.training.pack import Packing
-from tests import checkpoints
+from tests import checkpoints, pack
+from tests.pack import Packing
 from tests.test_fast_arithmetic import distance
 from tests.test_hostile_checkpoints import edit_config, edit_tensors, refused
 
@@ -164,7 +163,7 @@ def test_fused_experts_of_another_number_or_width_are_refused(fused: Path, tmp_p
             tmp_path / str(index),
             lambda t, found=found: t.update({name: torch.zeros(found, dtype=torch.bfloat16)}),
         )
-        refused(bad, name, "expected shape [8, 128, 64] by config.json", str(list(found)))
+        refused(bad, name, "expected shape [8, 128, 64] by the model's config", str(list(found)))
 
 
 def test_an_expert_or_a_part_of_one_that_is_missing_is_named(split: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import torch
 
 import torchtpu_rs
 import tpu
-from models.training import pack
-from models.training.pack import Packing
-from tests import checkpoints
+from tests import checkpoints, pack
+from tests.pack import Packing
 from torchtpu_rs import memory_needed
 from tpu.v5e import HBM_BYTES
 
