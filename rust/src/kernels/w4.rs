@@ -138,16 +138,16 @@ impl W4Matrix {
     }
 }
 
-/// Records of a weight, which `fill_rows(rows, records)` fills sixteen rows at a time, on all threads.
+/// Records of a weight, four bits or eight, which `fill_rows(rows, records)` fills sixteen rows at a time, on all threads.
 #[expect(unsafe_code, reason = "threads fill different records")]
-fn fill(
+pub(super) fn fill<R: Plain>(
     [rows, columns]: [usize; 2],
     kernels: &Kernels,
-    fill_rows: &(dyn Fn(Range<usize>, &mut [Record]) + Sync),
-) -> Result<Huge<Record>> {
+    fill_rows: &(dyn Fn(Range<usize>, &mut [R]) + Sync),
+) -> Result<Huge<R>> {
     check_len("whole records", columns, columns / COLUMNS * COLUMNS)?;
     let (blocks, block) = (rows.div_ceil(ROWS), columns / COLUMNS);
-    let mut records = Huge::<Record>::zeroed(blocks * block)?;
+    let mut records = Huge::<R>::zeroed(blocks * block)?;
     let parts = Shared::new(&mut records);
     kernels.pool.run(blocks, &|index| {
         // SAFETY: each piece has the records of its own rows.

@@ -173,7 +173,7 @@ fn factors_of(pairs: &[u32; ROWS], is_half: bool, group: usize) -> __m512 {
 
 /// # Safety
 /// There is such a record for as long.
-unsafe fn at<'a>(records: *const Record, index: usize) -> &'a Record {
+pub(super) unsafe fn at<'a, R>(records: *const R, index: usize) -> &'a R {
     // SAFETY: as the caller says.
     let record = unsafe { records.add(index) };
     // SAFETY: as the caller says.

@@ -3,16 +3,19 @@
 //! Records are as those of four bits: 16 rows by 64 columns, lane n belongs to row n. An integer is exact in bfloat16 and its
 //! product with one in float32; a group's sum is multiplied by its factor once.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use half::f16;
 
 use super::{
-    InstructionSet, Kernels, check_len, for_each_set,
+    InstructionSet, Kernels, for_each_set,
     matrix::{Input, ROWS, Sums},
-    memory::{Huge, Plain, Shared},
+    memory::{Huge, Plain},
     multiply_add,
-    w4::{COLUMNS, GROUP_SIZE, wide_half},
+    w4::{COLUMNS, GROUP_SIZE, fill, wide_half},
 };
 use crate::error::Result;
 
@@ -54,27 +57,19 @@ impl W8Matrix {
     ///
     /// # Errors
     /// `Input` when there is no memory for it, `Internal` when a thread panicked.
-    #[expect(unsafe_code, reason = "threads fill different records")]
     pub(crate) fn new(
         [rows, columns]: [usize; 2],
         group: &(dyn Fn(usize) -> (f16, [i8; GROUP_SIZE]) + Sync),
         kernels: &Kernels,
     ) -> Result<Option<Self>> {
-        check_len("whole records", columns, columns / COLUMNS * COLUMNS)?;
         let groups = columns / GROUP_SIZE;
-        let (blocks, block) = (rows.div_ceil(ROWS), columns / COLUMNS);
-        let mut records = Huge::<Record>::zeroed(blocks * block)?;
-        let parts = Shared::new(&mut records);
-        let is_finite = std::sync::atomic::AtomicBool::new(true);
-        kernels.pool.run(blocks, &|index| {
-            // SAFETY: each piece has the records of its own rows.
-            let records = unsafe { parts.part(index * block..(index + 1) * block) };
-            // Rows that fill up the last record keep factor zero.
-            for (lane, row) in (index * ROWS..((index + 1) * ROWS).min(rows)).enumerate() {
+        let is_finite = AtomicBool::new(true);
+        let records = fill([rows, columns], kernels, &|rows, records: &mut [Record]| {
+            for (lane, row) in rows.enumerate() {
                 for at in 0..groups {
                     let (factor, integers) = group(row * groups + at);
                     if !factor.is_finite() {
-                        is_finite.store(false, std::sync::atomic::Ordering::Relaxed);
+                        is_finite.store(false, Relaxed);
                     }
                     let (record, half) = (&mut records[at / 2], at % 2);
                     record.factors[lane] |= u32::from(factor.to_bits()) << (16 * half);

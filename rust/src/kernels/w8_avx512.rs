@@ -13,7 +13,7 @@ use super::{
     matrix::{ROWS, Sums},
     pairs_avx512::{AHEAD, pair_at, pairs_of, prefetch},
     w4::{COLUMNS, GROUP_SIZE},
-    w4_avx512::{add_product, halves_of, load},
+    w4_avx512::{add_product, at, halves_of, load},
     w8::Record,
 };
 
@@ -138,13 +138,4 @@ fn both(low: __m512i, high: __m512i) -> __m512bh {
     let high = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(high)));
     let upper = _mm512_set1_epi32(-65536);
     pairs_of(_mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, upper)))
-}
-
-/// # Safety
-/// There is such a record for as long.
-unsafe fn at<'a>(records: *const Record, index: usize) -> &'a Record {
-    // SAFETY: as the caller says.
-    let record = unsafe { records.add(index) };
-    // SAFETY: as the caller says.
-    unsafe { &*record }
 }
