@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, GgufConfig
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,19 @@ def load_transformers(
     # Ends would cut the comparison short.
     model.generation_config.eos_token_id = None
     return model
+
+
+def load_gguf(file: Path) -> Any:
+    """transformers' model of a GGUF file in bfloat16, in most of a minute.
+
+    Unpacked when it is read: packed weights stay so otherwise, their products are float32's, and the model cannot be saved.
+    """
+    return AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
 
 
 @torch.no_grad()

