@@ -63,17 +63,22 @@ def test_every_kind_of_layer_is_nearer_to_float32_than_transformers_bfloat16(
         Packing(tables=True),
         Packing(group_size=16),
         Packing(symmetric=False),
+        Packing(group_size=None),
+        Packing(group_size=64),
+        Packing(num_bits=8),
+        Packing(num_bits=8, group_size=16),
         Packing(num_bits=8, group_size=None, tables=True),
     ],
-    ids=["w4a16", "tables", "groups_of_16", "asymmetric", "w8a16"],
+    ids=str,
 )
 def test_every_packing_is_read_with_a_kernel_for_it_or_without(
     dense: Path, tmp_path: Path, packing: Packing
 ) -> None:
     folder = pack.make(tmp_path, dense, packing)
     fast = engine(folder, arithmetic="fast")
-    has_kernel = packing.num_bits == 4 and packing.group_size == 32 and packing.symmetric
-    assert fast.info()["weight_format"] == ("int4" if has_kernel else "bfloat16")
+    has_kernel = packing.symmetric and packing.group_size != 16
+    format_of_kernel = f"int{packing.num_bits}"
+    assert fast.info()["weight_format"] == (format_of_kernel if has_kernel else "bfloat16")
     # Exact mode rounds what it unpacks to bfloat16, in float32 too where transformers does.
     truth = engine(folder, dtype="float32").logits(PROMPT, FORCED)
     assert 0 < distance(fast.logits(PROMPT, FORCED), truth) < 0.001

@@ -19,10 +19,17 @@ FORCED = checkpoints.prompt(6, seed=8)
 WIDE: dict[str, Any] = checkpoints.DENSE | {"hidden_size": 256, "intermediate_size": 256}
 """Rows that are whole blocks of 256, in most matrices."""
 
-KERNELS = {Kind.Q4_0: ("int4", 2), Kind.Q5_0: ("int8", 1.3), Kind.Q8_0: ("int8", 1.3)}
+KERNELS = {
+    Kind.Q4_0: ("int4", 2),
+    Kind.Q5_0: ("int8", 1.3),
+    Kind.Q8_0: ("int8", 1.3),
+    Kind.Q4_K: ("int4", 2),
+    Kind.Q5_K: ("int5", 1.8),
+    Kind.Q6_K: ("int6", 1.6),
+}
 """Types that fast mode multiplies as they are stored: the format's name, and how much smaller weights are at least."""
 
-QUANTIZED = [Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+QUANTIZED = list(KERNELS)
 
 
 def engine(checkpoint: Path | list[Path], **options: Any) -> torchtpu_rs.Engine:
@@ -72,7 +79,7 @@ def test_other_element_types_are_rounded_to_once(wide: Path, tmp_path: Path, dty
 
 
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda k: k.name)
-def test_four_and_eight_bits_are_multiplied_as_they_are_stored(
+def test_four_bits_to_eight_are_multiplied_as_they_are_stored(
     wide: Path, tmp_path: Path, kind: Kind
 ) -> None:
     truth = tmp_path / "truth"
@@ -104,6 +111,12 @@ def test_info_tells_types_and_bytes_in_the_file_and_as_they_are_kept(
     assert (info["weight_format"], info["weight_bytes"]) == (
         "bfloat16",
         engine(wide).info()["weight_bytes"],
+    )
+    fast = engine(file, arithmetic="fast").info()
+    assert fast["stored_bytes"] == info["stored_bytes"]
+    assert (fast["weight_format"], fast["weight_bytes"] < info["weight_bytes"] / 2) == (
+        "int4",
+        True,
     )
     assert engine(dense).info()["stored_bytes"] == {"BF16": engine(dense).info()["weight_bytes"]}
 

@@ -67,9 +67,18 @@ def test_weights_and_cache_are_what_the_engine_then_has(
 
 
 @pytest.mark.parametrize("kind", ["DENSE", "EXPERTS"])
-@pytest.mark.parametrize("tables", [False, True], ids=["linears", "tables"])
+@pytest.mark.parametrize(
+    "packing",
+    [
+        Packing(),
+        Packing(tables=True),
+        Packing(num_bits=8, tables=True),
+        Packing(num_bits=8, group_size=None, tables=True),
+    ],
+    ids=["w4", "w4_tables", "w8", "w8_rows"],
+)
 def test_packed_weights_count_as_they_are_multiplied(
-    tmp_path: Path, kind: str, tables: bool
+    tmp_path: Path, kind: str, packing: Packing
 ) -> None:
     """Widths of whole records: 16 rows, 64 columns."""
     settings = getattr(checkpoints, kind) | {"num_experts": 16, "intermediate_size": 128}
@@ -77,7 +86,7 @@ def test_packed_weights_count_as_they_are_multiplied(
     folder = checkpoints.make(tmp_path / "made", settings)
     if kind == "EXPERTS":
         folder = checkpoints.split_experts(tmp_path / "split", folder)
-    folder = pack.make(tmp_path / "packed", folder, Packing(tables=tables))
+    folder = pack.make(tmp_path / "packed", folder, packing)
     assert_as_needed(folder, 300, {}, arithmetic="auto")
     what_if = memory_needed(folder, weight_format="dense", arithmetic="exact")
     exact = torchtpu_rs.Engine(folder, LIKE).info()

@@ -10,7 +10,7 @@ import torchtpu_rs
 from bench.quality import CHUNK, Judged, judge_all, texts_of
 from models import EMBEDDED, EMBEDDED_W4A16
 
-InstructionSet = Literal["portable", "avx2", "avx512", "avx512_bf16"]
+InstructionSet = Literal["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]
 """The slowest first."""
 BOTH_FORMS = pytest.mark.parametrize(
     ("checkpoint", "weight_format"),

@@ -78,7 +78,8 @@ class Engine:
         dtype: Literal["bfloat16", "float16", "float32"] | None = None,
         prefill_chunk: int | None = None,
         arithmetic: Literal["auto", "exact", "fast", "compiled", "int8"] = "exact",
-        instructions: Literal["portable", "avx2", "avx512", "avx512_bf16"] | None = None,
+        instructions: Literal["portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]
+        | None = None,
         programs: Any | None = None,
         on_load: Callable[[int, int], object] | None = None,
     ) -> Engine:
@@ -154,7 +155,7 @@ class Engine:
 
     def info(self) -> dict[str, Any]:
         """What is loaded: `layout` (`full_rings`, `sliding_rings`, `shared_layers`, `context`), `device`,
-        `dtype`, `weight_format` and `weight_bytes` (as weights are multiplied: `int4` or `int8` when some are in four or eight bits),
+        `dtype`, `weight_format` and `weight_bytes` (as weights are multiplied: `int4` to `int8`, the fewest bits that some have),
         `stored_bytes` (of the same weights in their files, by the files' types: `BF16`, `Q4_K`, …), `cache_bytes`, `static_shapes`, `vocab_size`,
         `eos_token_ids`, `load_seconds`, `threads`, `checkpoint`, `slots`; with `programs` also `launches`, `host_reads`,
         `decoded_tokens`, `mode`, `compilations`, `programs`, `pending` and `failure`."""

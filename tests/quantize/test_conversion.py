@@ -100,7 +100,7 @@ def test_transformers_and_the_engine_read_the_same_bits(
         torchtpu_rs.Engine(copy, LIKE, arithmetic="exact").logits(ids, all=True),
         engine.logits(ids, all=True),
     )
-    formats = {"w4a16": "int4", "int8": "bfloat16", "emb4": "int4"}
+    formats = {"w4a16": "int4", "int8": "int8", "emb4": "int4"}
     fast = torchtpu_rs.Engine(folder, LIKE, arithmetic="fast")
     assert fast.info()["weight_format"] == formats[form]
     near = fast.logits(ids, all=True) - reference.prompt.float()

@@ -19,6 +19,13 @@ pub(crate) struct Scheme {
     pub(crate) symmetric: bool,
 }
 
+impl Scheme {
+    /// Whether a weight is one factor times integers around zero in each `size` columns.
+    pub(crate) fn has_groups_of(&self, size: usize) -> bool {
+        self.symmetric && self.group_size.is_none_or(|found| found.is_multiple_of(size))
+    }
+}
+
 impl std::fmt::Display for Scheme {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = if self.symmetric { "symmetric" } else { "asymmetric" };

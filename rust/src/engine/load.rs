@@ -136,11 +136,7 @@ impl Engine {
             };
             let fast = Fast::load(&config, folders, how, &like, on_layer)?;
             let (weights, cache) = (fast.sizes().clone(), fast.cache_bytes());
-            let format = match fast.bits() {
-                4 => "int4",
-                8 => DType::I8.name(),
-                _ => dtype.name(),
-            };
+            let format = format_of(fast.bits(), dtype);
             (Runner::Fast(Box::new(fast)), weights, cache, format)
         } else {
             let form = match &compile {
@@ -189,5 +185,16 @@ impl Engine {
             },
         };
         Ok(Self { runner, info })
+    }
+}
+
+/// What weights are called whose values have `bits` when they are multiplied.
+fn format_of(bits: usize, dtype: DType) -> &'static str {
+    match bits {
+        4 => "int4",
+        5 => "int5",
+        6 => "int6",
+        8 => "int8",
+        _ => dtype.name(),
     }
 }

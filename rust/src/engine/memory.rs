@@ -33,7 +33,7 @@ pub(crate) enum Runs {
 pub(crate) enum Format {
     /// The model's element type.
     Dense,
-    /// One byte, and a float32 factor an output row.
+    /// One byte, and a float32 factor an output row; for kernels of our own a factor of two bytes for 32 columns.
     Int8,
     /// Half a byte, and a bfloat16 factor for 32 columns; also the tables where config.json says that they are packed.
     Int4,
@@ -48,7 +48,7 @@ pub(crate) struct Question {
     pub(crate) dtype: Option<DType>,
     /// `None`: as the server decides for a CPU, fast for quantized weights in bfloat16.
     pub(crate) runs: Option<Runs>,
-    /// `None`: four bits where fast mode has kernels for what config.json says, dense elsewhere.
+    /// `None`: four or eight bits where fast mode has kernels for what config.json says, dense elsewhere.
     pub(crate) format: Option<Format>,
 }
 
@@ -85,13 +85,11 @@ impl Question {
                 dtype.name()
             )));
         }
-        let has_kernel = config.schemes.iter().any(|scheme| {
-            scheme.num_bits == 4 && scheme.group_size == Some(GROUP_SIZE) && scheme.symmetric
-        });
-        let format = self.format.unwrap_or(if runs == Runs::Fast && has_kernel {
-            Format::Int4
-        } else {
-            Format::Dense
+        let bits = config.schemes.iter().filter(|scheme| scheme.has_groups_of(GROUP_SIZE));
+        let format = self.format.unwrap_or(match bits.map(|scheme| scheme.num_bits).min() {
+            Some(4) if runs == Runs::Fast => Format::Int4,
+            Some(_) if runs == Runs::Fast => Format::Int8,
+            _ => Format::Dense,
         });
         if let Runs::Compiled { slots, largest } = runs {
             check_range("slots", slots, 1..=MAX_SLOTS)?;
@@ -134,6 +132,9 @@ impl Sizes<'_> {
     fn matrix(&self, rows: usize, columns: usize) -> u128 {
         let (rows, all) = (rows as u128, rows as u128 * columns as u128);
         match self.format {
+            Format::Int8 if self.runs == Runs::Fast && columns.is_multiple_of(GROUP_SIZE) => {
+                all + 2 * all / GROUP_SIZE as u128
+            }
             Format::Int8 => all + 4 * rows,
             Format::Int4 if columns.is_multiple_of(GROUP_SIZE) => {
                 all / 2 + 2 * all / GROUP_SIZE as u128
@@ -144,17 +145,27 @@ impl Sizes<'_> {
 
     /// A table that rows are looked up in.
     fn table(&self, rows: usize, columns: usize) -> u128 {
-        if self.config.packs_tables && self.format == Format::Int4 && self.runs == Runs::Fast {
-            return self.matrix(rows, columns);
+        let all = rows as u128 * columns as u128;
+        let bits = match self.format {
+            Format::Int4 => 4,
+            Format::Int8 => 8,
+            Format::Dense => 0,
+        };
+        let scheme = self.config.schemes.iter().find(|scheme| scheme.num_bits == bits);
+        match scheme {
+            // As it is in its file.
+            Some(scheme) if self.config.packs_tables && self.runs == Runs::Fast => {
+                all * bits as u128 / 8 + 2 * all / scheme.group_size.unwrap_or(columns) as u128
+            }
+            _ => all * self.element,
         }
-        rows as u128 * columns as u128 * self.element
     }
 
     fn weights(&self) -> u128 {
         let Config { vocab_size: vocab, hidden_size: hidden, .. } = *self.config;
         let mut bytes = self.table(vocab, hidden) + hidden as u128 * self.element;
         // A second form of the table multiplies, unless the one that is looked up in can.
-        let is_packed = self.config.packs_tables && self.format == Format::Int4;
+        let is_packed = self.config.packs_tables && self.format != Format::Dense;
         let compiled = matches!(self.runs, Runs::Compiled { .. });
         if !self.config.tie_word_embeddings || compiled || is_packed {
             bytes += self.matrix(vocab, hidden);

@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-pub(crate) use blocks::{MOST, dequantize, integers};
+pub(crate) use blocks::{MOST, dequantize, integers, k_block};
 pub(crate) use config::{config, key_of};
 use cursor::Cursor;
 pub(crate) use files::{files_of, is_gguf};

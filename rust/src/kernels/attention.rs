@@ -184,9 +184,10 @@ struct Query<'a> {
 
 impl<'a> Query<'a> {
     fn new(narrow: &'a [bf16], set: InstructionSet) -> Self {
-        let wide = match set {
-            InstructionSet::Avx512Bf16 => Vec::new(),
-            _ => narrow.iter().map(|&value| widened(value)).collect(),
+        let wide = if set.multiplies_bfloats() {
+            Vec::new()
+        } else {
+            narrow.iter().map(|&value| widened(value)).collect()
         };
         Self { narrow, wide }
     }
@@ -250,8 +251,8 @@ fn attend_to_part(
 ) {
     // As many heads at once as registers hold sums of.
     let most = match set {
-        InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => 8,
-        _ => 2,
+        InstructionSet::Portable | InstructionSet::Avx2 => 2,
+        _ => 8,
     };
     let (dim, width, heads) = (cache.head_dim, cache.width(), found.sum.len());
     let mut head = 0;

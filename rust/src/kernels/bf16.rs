@@ -6,7 +6,8 @@ use half::bf16;
 
 use super::{
     InstructionSet, for_each_set,
-    matrix::{Input, ROWS, Sums},
+    input::Input,
+    matrix::{ROWS, Sums},
     multiply_add,
     vector::{total, widened},
 };
@@ -64,7 +65,7 @@ impl Bf16Matrix {
         let values = &self.values.values()[blocks.start * ROWS * self.columns..last * self.columns];
         for (values, sums) in values.chunks(ROWS * self.columns).zip(sums.chunks_exact_mut(count)) {
             #[cfg(target_arch = "x86_64")]
-            if set == InstructionSet::Avx512Bf16 {
+            if set.multiplies_bfloats() {
                 super::bf16_avx512::block(values, input.narrow(tokens.clone()), self.columns, sums);
                 continue;
             }

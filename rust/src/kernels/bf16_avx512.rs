@@ -10,7 +10,8 @@ use half::bf16;
 
 use super::{
     matrix::{ROWS, Sums},
-    pairs_avx512::{AHEAD, pairs_of, prefetch},
+    pairs_avx512::pairs_of,
+    prefetch::{AHEAD, prefetch},
 };
 
 /// Columns of one instruction.

@@ -11,22 +11,27 @@ mod attention_lanes;
 mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod bf16_avx512;
+mod fixed;
+mod input;
+mod integers;
+#[cfg(target_arch = "x86_64")]
+mod integers_avx512;
+mod k;
 mod matrix;
 mod memory;
 #[cfg(target_arch = "x86_64")]
 mod pairs_avx512;
 mod pool;
+#[cfg(target_arch = "x86_64")]
+mod prefetch;
 mod rows;
 mod vector;
 mod w4;
-#[cfg(target_arch = "x86_64")]
-mod w4_avx512;
 mod w8;
-#[cfg(target_arch = "x86_64")]
-mod w8_avx512;
 
 pub(crate) use attention::{KeyValues, attend};
 pub(crate) use bf16::{Bf16Matrix, Values};
+pub(crate) use k::{KBlock, Q4KMatrix, Q5KMatrix, Q6KMatrix};
 pub(crate) use matrix::{Matrix, Product, best, gated, multiply};
 pub(crate) use memory::Huge;
 pub(crate) use pool::Pool;
@@ -77,13 +82,16 @@ pub(crate) enum InstructionSet {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// These, and AVX-512 VNNI, for integers.
+    Avx512Vnni,
     /// These, and AVX-512 BF16.
     Avx512Bf16,
 }
 
 impl InstructionSet {
     /// All of them, the slowest first.
-    pub(crate) const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// As `Engine(instructions=…)` has it.
     pub(crate) const fn name(self) -> &'static str {
@@ -91,8 +99,19 @@ impl InstructionSet {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
         }
+    }
+
+    /// Whether it has products of bytes, which those of integer weights are made of.
+    pub(crate) const fn multiplies_bytes(self) -> bool {
+        matches!(self, Self::Avx512Vnni | Self::Avx512Bf16)
+    }
+
+    /// Whether it has products of bfloat16.
+    pub(crate) const fn multiplies_bfloats(self) -> bool {
+        matches!(self, Self::Avx512Bf16)
     }
 
     /// Those of this machine, the slowest first.
@@ -112,8 +131,9 @@ impl InstructionSet {
             Self::Portable => true,
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             Self::Avx512 => has_avx512() && is_x86_feature_detected!("fma"),
+            Self::Avx512Vnni => has_avx512() && is_x86_feature_detected!("avx512vnni"),
             Self::Avx512Bf16 => {
-                Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16")
+                Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16")
             }
         }
     }
@@ -127,30 +147,30 @@ impl InstructionSet {
 /// Writes a function `name(set, …)` that runs `inner::<FUSED>(…)`, plain Rust marked `#[inline(always)]`, compiled anew for
 /// each instruction set. `FUSED` says that a multiplication and an addition are one instruction.
 macro_rules! for_each_set {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? = $inner:ident) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$of:ident: $bound:path>)? ($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? = $inner:ident) => {
         $(#[$doc])*
         #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "instructions that not every machine has"))]
-        $vis fn $name(set: $crate::kernels::InstructionSet, $($arg: $type),*) $(-> $out)? {
+        $vis fn $name $(<$of: $bound>)? (set: $crate::kernels::InstructionSet, $($arg: $type),*) $(-> $out)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            fn avx2($($arg: $type),*) $(-> $out)? {
-                $inner::<true>($($arg),*)
+            fn avx2 $(<$of: $bound>)? ($($arg: $type),*) $(-> $out)? {
+                $inner::<$($of,)? true>($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-            fn avx512($($arg: $type),*) $(-> $out)? {
-                $inner::<true>($($arg),*)
+            fn avx512 $(<$of: $bound>)? ($($arg: $type),*) $(-> $out)? {
+                $inner::<$($of,)? true>($($arg),*)
             }
             match set {
-                $crate::kernels::InstructionSet::Portable => $inner::<false>($($arg),*),
+                $crate::kernels::InstructionSet::Portable => $inner::<$($of,)? false>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `InstructionSet::available` has seen that the machine has them.
-                $crate::kernels::InstructionSet::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::kernels::InstructionSet::Avx2 => unsafe { avx2 $(::<$of>)? ($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                _ => unsafe { avx512($($arg),*) },
+                _ => unsafe { avx512 $(::<$of>)? ($($arg),*) },
                 #[cfg(not(target_arch = "x86_64"))]
-                _ => $inner::<false>($($arg),*),
+                _ => $inner::<$($of,)? false>($($arg),*),
             }
         }
     };

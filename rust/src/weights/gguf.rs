@@ -17,8 +17,10 @@ use super::{Entry, Region, Shard, Weights};
 use crate::{
     aten::{DType, MappedFile, Tensor},
     error::Result,
-    gguf::{Gguf, MOST, ROPE_FREQS, Type, dequantize, hugging_face_name, integers},
-    kernels::{GROUP_SIZE, Matrix, Pool, W4Matrix, W8Matrix},
+    gguf::{Gguf, MOST, ROPE_FREQS, Type, dequantize, hugging_face_name, integers, k_block},
+    kernels::{
+        GROUP_SIZE, KBlock, Matrix, Pool, Q4KMatrix, Q5KMatrix, Q6KMatrix, W4Matrix, W8Matrix,
+    },
 };
 
 /// Values that a thread makes before it looks for more to do.
@@ -210,18 +212,29 @@ impl Weights {
     ) -> Result<Option<Matrix>> {
         let kernels = self.kernels()?;
         let bytes = region.bytes();
-        let matrix = match blocks.kind {
-            Type::Q4_0 if W4Matrix::fits(shape[1]) => {
-                W4Matrix::from_q4_0(shape, bytes, &kernels)?.map(Matrix::W4)
+        let (kind, columns) = (blocks.kind, shape[1]);
+        let size = kind.block().1;
+        let bytes_of = |index: usize| &bytes[index * size..(index + 1) * size];
+        let k = |index: usize| k_block(kind, bytes_of(index)).unwrap_or(KBlock::NONE);
+        let matrix = match kind {
+            Type::Q4_0 if W4Matrix::fits(columns) => {
+                W4Matrix::of_q4_0(shape, bytes, &kernels)?.map(Matrix::W4)
             }
             // Five bits too: the integers are the same in eight.
-            kind @ (Type::Q8_0 | Type::Q5_0) if W8Matrix::fits(shape[1]) => {
-                let size = kind.block().1;
+            Type::Q8_0 | Type::Q5_0 if W8Matrix::fits(columns) => {
                 let group = |index: usize| {
-                    integers(kind, &bytes[index * size..(index + 1) * size])
-                        .unwrap_or((f16::NAN, [0; GROUP_SIZE]))
+                    integers(kind, bytes_of(index)).unwrap_or((f16::NAN, [0; GROUP_SIZE]))
                 };
-                W8Matrix::new(shape, &group, &kernels)?.map(Matrix::W8)
+                W8Matrix::of_halves(shape, &group, &kernels)?.map(Matrix::W8)
+            }
+            Type::Q4K if Q4KMatrix::fits(columns) => {
+                Q4KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q4K)
+            }
+            Type::Q5K if Q5KMatrix::fits(columns) => {
+                Q5KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q5K)
+            }
+            Type::Q6K if Q6KMatrix::fits(columns) => {
+                Q6KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q6K)
             }
             _ => None,
         };

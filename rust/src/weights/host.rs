@@ -58,7 +58,7 @@ impl Weights {
     pub(crate) fn take_stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix> {
         let packed = match self.in_blocks(name, &shape)? {
             Some(stored) => self.repack_blocks(name, shape, &stored)?,
-            None if self.is_packed(name) => self.repack(name, shape)?.map(Matrix::W4),
+            None if self.is_packed(name) => self.repack(name, shape)?,
             None => None,
         };
         let matrix = match packed {

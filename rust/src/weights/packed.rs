@@ -18,7 +18,7 @@ use crate::{
     aten::{DType, MappedFile, Tensor},
     config::Scheme,
     error::{Error, Result},
-    kernels::{GROUP_SIZE, Pool, W4Matrix},
+    kernels::{GROUP_SIZE, Matrix, Pool, W4Matrix, W8Matrix},
 };
 
 /// Values that a thread unpacks before it looks for more to do.
@@ -73,6 +73,30 @@ impl PackedTable {
             self.layout.fill(numbers, row, 0, encode, &mut whole);
             out.copy_from_slice(&whole[columns]);
         }
+    }
+}
+
+impl Packed<'_> {
+    /// The bits of a factor for every [`GROUP_SIZE`] columns, and whether they are float16; else they are bfloat16, to which float32 is
+    /// rounded.
+    fn factors(&self) -> (Cow<'_, [u16]>, bool) {
+        let Numbers { scale, scale_dtype, .. } = self.numbers;
+        let is_half = scale_dtype == DType::F16;
+        let repeats = self.layout.group_size() / GROUP_SIZE;
+        if repeats == 1
+            && scale_dtype != DType::F32
+            && let Ok(factors) = bytemuck::try_cast_slice(scale)
+        {
+            return (Cow::Borrowed(factors), is_half);
+        }
+        // Of another type, for more columns, or at an odd address.
+        let factor = |index| {
+            let factor = float(scale, index, scale_dtype);
+            if is_half { f16::from_f32(factor).to_bits() } else { bf16::from_f32(factor).to_bits() }
+        };
+        let count: usize = self.layout.scale().iter().product();
+        let factors = (0..count).flat_map(|index| std::iter::repeat_n(factor(index), repeats));
+        (Cow::Owned(factors.collect()), is_half)
     }
 }
 
@@ -150,29 +174,29 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::unpack`].
-    pub(super) fn repack(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<W4Matrix>> {
+    pub(super) fn repack(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Matrix>> {
         let found = self.packed(name, shape)?;
-        let (Layout { scheme, .. }, numbers) = (found.layout, found.numbers);
-        let published = Scheme { num_bits: 4, group_size: Some(GROUP_SIZE), symmetric: true };
-        if scheme != published || !W4Matrix::fits(shape[1]) {
+        let (layout, numbers) = (found.layout, found.numbers);
+        let (bits, columns) = (layout.scheme.num_bits, shape[1]);
+        let has_kernel = layout.scheme.has_groups_of(GROUP_SIZE)
+            && (bits == 4 && W4Matrix::fits(columns) || bits == 8 && W8Matrix::fits(columns));
+        if !has_kernel {
             return Ok(None);
         }
         let kernels = self.kernels()?;
-        let stored = if numbers.scale_dtype == DType::Bf16 {
-            bytemuck::try_cast_slice(numbers.scale).ok()
+        let (factors, is_half) = found.factors();
+        // What is no number has no float32 by the kernels' way to it.
+        if is_half && factors.iter().any(|&bits| !f16::from_bits(bits).is_finite()) {
+            return Ok(None);
+        }
+        let matrix = if bits == 4 {
+            let factors = (&*factors, is_half);
+            Matrix::W4(W4Matrix::of_words(shape, numbers.words, factors, &kernels)?)
         } else {
-            None
+            let (groups, _) = numbers.words.as_chunks();
+            let group = |index: usize| (factors[index], groups[index]);
+            Matrix::W8(W8Matrix::of_groups(shape, &group, is_half, &kernels)?)
         };
-        // Of another type, or at an odd address.
-        let factors = stored.map_or_else(
-            || {
-                let count = found.layout.scale().iter().product();
-                let factor = |index| float(numbers.scale, index, numbers.scale_dtype);
-                Cow::Owned((0..count).map(|index| bf16::from_f32(factor(index))).collect())
-            },
-            Cow::Borrowed,
-        );
-        let matrix = W4Matrix::new(shape, numbers.words, &factors, &kernels)?;
         self.mark_taken(name);
         Ok(Some(matrix))
     }
