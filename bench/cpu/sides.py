@@ -61,7 +61,8 @@ def _mistralrs() -> Ready:
 
     python = install.environment("mistralrs", install.MISTRALRS)
     dressed = mistralrs_shape.make(checkpoint("bf16"), e2b_shape.scratch("mistralrs"))
-    return of_python(dressed, [python, "-m", "bench.cpu.mistralrs_engine"])
+    tokenizer = dressed / "tokenizer.json"
+    return of_python(dressed, [python, "-m", "bench.cpu.mistralrs_engine", "gemma4_q4k", tokenizer])
 
 
 def _llama(form: str, *options: str) -> Callable[[], Ready]:

@@ -19,7 +19,7 @@ from bench.cpu.plan import Plan
 from bench.cpu.sides import Ready, Side, of_python
 from bench.cpu.table import figures_table, ratios, with_states
 from bench.process import ProcessError
-from bench.real import forms
+from bench.real import forms, mistralrs
 
 PLAN = Plan(prefills=(64, 512), depths=(0, 512), tokens=64)
 HERE = [sys.executable, "-m", "bench.engines"]
@@ -42,12 +42,23 @@ SIDES = {
     "transformers": Side(
         "transformers, bf16", lambda: of_python(forms.dense(), [*HERE, "transformers"])
     ),
+    "mistralrs": Side("mistral.rs, Q4_K_M", lambda: mistralrs.prepare("gguf", forms.packaged())),
+    "mistralrs_f32": Side(
+        "mistral.rs, f32", lambda: mistralrs.prepare("gemma3_f32", forms.dense())
+    ),
+    "mistralrs_bf16": Side(
+        "mistral.rs, bf16", lambda: mistralrs.prepare("gemma3_bf16", forms.dense())
+    ),
+    "mistralrs_q4k": Side(
+        "mistral.rs, Q4K made at load", lambda: mistralrs.prepare("gemma3_q4k", forms.dense())
+    ),
 }
 PAIRS = (
     ("ours", "llama"),
     ("ours_w4a16", "llama"),
     ("ours_q4_0", "llama_q4_0"),
     ("ours", "transformers"),
+    ("ours", "mistralrs"),
 )
 
 
@@ -66,9 +77,15 @@ def main() -> None:
         except ProcessError as error:
             not_run[name] = str(error)
     runs: list[dict[str, Any]] = []
+
+    def write() -> None:
+        arguments.out.write_text(json.dumps({"not_run": not_run, "runs": runs}, indent=1) + "\n")
+
     for run in run_all(ready, not_run, arguments.rounds, PLAN):
         runs.append(run)
-        arguments.out.write_text(json.dumps({"not_run": not_run, "runs": runs}, indent=1) + "\n")
+        write()
+    # Once more, for sides that failed after the last run or before any.
+    write()
     judged = with_states(runs)
     labels = {name: side.label for name, side in SIDES.items()}
     print(figures_table(judged, labels))
