@@ -1,7 +1,8 @@
 """mistral.rs, as `bench.measures` wants it: run in its environment, `python -m bench.cpu.mistralrs_engine FORM TOKENIZER < job`.
 
 It takes prompts as text. TOKENIZER is a tokenizer.json in which every id is a word, so that a prompt has exactly the ids that are asked
-for: `bench.cpu.mistralrs_shape` and `bench.real.mistralrs` write one.
+for: `bench.cpu.mistralrs_shape` and `bench.real.mistralrs` write one. Held to one core of
+two by taskset it took four times as long as with RAYON_NUM_THREADS=1 besides: it counts the machine's cores.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How fast the real model is on a CPU: the same GGUF file in llama.cpp and here, and its values in transformers and mistral.rs.
+"""How fast the real model is on a CPU: the same GGUF file in llama.cpp, mistral.rs and here, and its values in transformers and mistral.rs.
 
     python -m bench.real.speed [--rounds 5] [--sides ours llama ...] [--out bench/results/real-speed.json]
 
