@@ -6,6 +6,7 @@ two by taskset it took four times as long as with RAYON_NUM_THREADS=1 besides: i
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,8 @@ class MistralRs:
     """One request at a time; the time of decoding is by its own clock, of milliseconds."""
 
     def __init__(self, checkpoint: str, form: str, tokenizer: str) -> None:
+        # With a backtrace behind its errors their last line, which `bench.process` reports, would say nothing.
+        os.environ["RUST_LIB_BACKTRACE"] = "0"
         made = json.loads(Path(tokenizer).read_text())
         self.words = {token_id: word for word, token_id in made["model"]["vocab"].items()}
         split = made["pre_tokenizer"]
