@@ -69,6 +69,16 @@ impl Bf16Matrix {
                 super::bf16_avx512::block(values, input.narrow(tokens.clone()), self.columns, sums);
                 continue;
             }
+            #[cfg(target_arch = "x86_64")]
+            if set.is_avx512() {
+                super::bf16_fma_avx512::block(
+                    values,
+                    input.wide(tokens.clone()),
+                    self.columns,
+                    sums,
+                );
+                continue;
+            }
             block(set, values, input.wide(tokens.clone()), self.columns, sums);
         }
     }

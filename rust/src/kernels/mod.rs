@@ -11,6 +11,8 @@ mod attention_lanes;
 mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod bf16_avx512;
+#[cfg(target_arch = "x86_64")]
+mod bf16_fma_avx512;
 mod fixed;
 mod input;
 mod integers;
@@ -102,6 +104,11 @@ impl InstructionSet {
             Self::Avx512Vnni => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
         }
+    }
+
+    /// Whether it has registers of 512 bits.
+    pub(crate) const fn is_avx512(self) -> bool {
+        matches!(self, Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16)
     }
 
     /// Whether it has products of bytes, which those of integer weights are made of.
