@@ -51,8 +51,8 @@ class Summary:
     """Projections whose columns are no whole groups; they stay as they are."""
     dropped: list[str] = field(default_factory=list)
     """Keys and values that no layer reads; they are left out."""
-    expert_bytes: int = 0
-    """Of experts, which stay as they are."""
+    expert_weights: int = 0
+    """Packed weights that are experts'."""
 
     @property
     def relative_error(self) -> float:
@@ -156,7 +156,6 @@ def _write(
         source_bytes=sum(job.source.bytes for job in made.jobs),
         left=made.left,
         dropped=made.dropped,
-        expert_bytes=made.expert_bytes,
     )
     done = 0
 
@@ -197,18 +196,19 @@ def _copy(job: Job, writer: files.Writer, read: Callable[[int], None]) -> None:
 def _pack(job: Job, writer: files.Writer, summary: Summary, read: Callable[[int], None]) -> None:
     packing = job.packing
     assert packing is not None
-    rows, columns = job.source.shape
+    rows, columns = job.shape
     groups = packing.groups(columns)
-    for first, weight in job.source.rows(_SLICE):
+    for block, first, weight in job.source.rows(_SLICE, len(job.modules)):
+        modules = job.modules[block]
         packed = grid.pack(weight, packing, files.DTYPES[job.scale_dtype])
         if not math.isfinite(packed.squared_error):
             raise QuantizeError(
                 f"{job.source.name}: expected finite weights, found NaN or infinity, or values past {job.scale_dtype}, "
-                f"in rows {first} to {first + len(weight) - 1}"
+                f"in rows {first} to {first + len(weight) - 1} of {modules[0]}"
             )
         words, scale = files.raw(packed.words), files.raw(packed.scale)
         row_words, row_scale = len(words) // len(weight), len(scale) // len(weight)
-        for module in job.modules:
+        for module in modules:
             writer.write(f"{module}.weight_packed", first * row_words, words)
             writer.write(f"{module}.weight_scale", first * row_scale, scale)
         summary.groups += len(weight) * groups
@@ -216,9 +216,11 @@ def _pack(job: Job, writer: files.Writer, summary: Summary, read: Callable[[int]
         summary.squared_error += packed.squared_error
         summary.squared_weights += packed.squared_weights
         read(weight.numel() * weight.element_size())
-    summary.packed_weights += rows * columns
-    for module in job.modules:
-        shape = files.raw(torch.tensor([rows, columns], dtype=torch.int64))
+    weights = len(job.modules) * rows * columns
+    summary.packed_weights += weights
+    summary.expert_weights += weights if job.is_experts else 0
+    shape = files.raw(torch.tensor([rows, columns], dtype=torch.int64))
+    for module in job.written_modules:
         writer.write(f"{module}.weight_shape", 0, shape)
 
 

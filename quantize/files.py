@@ -52,16 +52,21 @@ class Tensor:
         """Its size."""
         return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
 
-    def rows(self, at_once: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Slices `[rows, columns]` of a matrix of about `at_once` elements, whole rows, with the first row's number."""
-        height, width = self.shape
+    def rows(self, at_once: int, blocks: int = 1) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Slices `[rows, columns]` of about `at_once` elements, whole rows of one of `blocks` equal parts of the tensor's rows, each
+        with the part's number and its first row's number there."""
+        *heights, width = self.shape
+        height = math.prod(heights) // blocks
         step = max(1, at_once // max(1, width))
         row_bytes = width * ELEMENT_BYTES[self.dtype]
         with self.file.open("rb", buffering=0) as file:
-            for first in range(0, height, step):
-                count = min(step, height - first)
-                held = self._read(file, first * row_bytes, count * row_bytes)
-                yield first, torch.frombuffer(held, dtype=DTYPES[self.dtype]).view(count, width)
+            for block in range(blocks):
+                for first in range(0, height, step):
+                    count = min(step, height - first)
+                    begin = (block * height + first) * row_bytes
+                    held = self._read(file, begin, count * row_bytes)
+                    rows = torch.frombuffer(held, dtype=DTYPES[self.dtype]).view(count, width)
+                    yield block, first, rows
 
     def pieces(self) -> Iterator[tuple[int, bytearray]]:
         """All bytes in pieces, each with its offset."""

@@ -1,7 +1,8 @@
 """Which tensors are packed and how, from names, shapes and config.json, and what config.json says of it then.
 
-Hugging Face's names decide: all projections of the text model, and with `tables` the vocabulary tables and the head. Towers,
-norms, the router and fused experts stay as they are. Reads no weight.
+Hugging Face's names decide: all projections of the text model, experts' too, and with `tables` the vocabulary tables and the head.
+Fused experts become three projections each, as published packed checkpoints have them. Towers, norms and the router stay as they are.
+Reads no weight.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ MODEL_TYPES = ("gemma3_text", "gemma4_text", "gemma4_unified_text")
 _TEXT = r"^model\.(?:language_model\.)?"
 _PROJECTION = re.compile(
     _TEXT + r"(?:layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj"
-    r"|per_layer_input_gate|per_layer_projection)|per_layer_model_projection)\.weight$"
+    r"|experts\.\d+\.(?:gate|up|down)_proj|per_layer_input_gate|per_layer_projection)"
+    r"|per_layer_model_projection)\.weight$"
 )
 _TABLE = re.compile(_TEXT + r"(embed_tokens(?:_per_layer)?)\.weight$")
 _HEAD = "lm_head.weight"
 _KEYS_OF_LAYER = re.compile(_TEXT + r"layers\.(\d+)\.self_attn\.(?:k_proj|v_proj|k_norm)\.weight$")
 _EXPERTS = re.compile(_TEXT + r"layers\.\d+\.experts\.")
+_FUSED = re.compile(_EXPERTS.pattern + r"(gate_up_proj|down_proj)$")
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""What a fused tensor holds of each expert, one above the other."""
 # Modules of class Linear that stay as they are, by the part of a tensor's name that tells them.
 _LEFT = {
     ".vision_tower.": r"re:.*\.vision_tower\..*",
@@ -37,7 +42,6 @@ _LEFT = {
     ".embed_vision.": r"re:.*\.embed_vision\..*",
     ".embed_audio.": r"re:.*\.embed_audio\..*",
     ".router.proj.": r"re:.*\.router\.proj$",
-    ".experts.": r"re:.*\.experts\..*",
 }
 
 
@@ -62,16 +66,32 @@ class Job:
     packing: Packing | None = None
     """None: it is copied."""
     scale_dtype: str = ""
-    modules: tuple[str, ...] = ()
-    """Who gets its packed form: the module itself, and for a tied table the head."""
+    modules: tuple[tuple[str, ...], ...] = ()
+    """Who gets its packed rows, cut into so many equal parts: the module itself, with a tied table the head, each expert's projection."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`[rows, columns]` of one module's weight."""
+        *heights, columns = self.source.shape
+        return math.prod(heights) // len(self.modules), columns
+
+    @property
+    def written_modules(self) -> list[str]:
+        """All modules whose weights come of it."""
+        return [module for modules in self.modules for module in modules]
+
+    @property
+    def is_experts(self) -> bool:
+        """Whether it is one expert's weight, or all experts'."""
+        return _EXPERTS.match(self.source.name) is not None
 
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The tensors that are written for it: `(dtype, shape)` by name."""
         if self.packing is None:
             return {self.source.name: (self.source.dtype, self.source.shape)}
-        rows, columns = self.source.shape
+        rows, columns = self.shape
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for module in self.modules:
+        for module in self.written_modules:
             found |= {
                 f"{module}.weight_packed": ("I32", (rows, columns // self.packing.values_per_word)),
                 f"{module}.weight_scale": (self.scale_dtype, (rows, self.packing.groups(columns))),
@@ -97,8 +117,6 @@ class Plan:
     """Projections that are no whole groups and stay as they are."""
     dropped: list[str] = field(default_factory=list)
     """Tensors that no layer reads: keys and values of layers that share another's."""
-    expert_bytes: int = 0
-    """Of experts, which stay as they are."""
 
 
 def make(config: dict[str, Any], tensors: Sequence[Tensor], wanted: Format) -> Plan:
@@ -119,9 +137,10 @@ def make(config: dict[str, Any], tensors: Sequence[Tensor], wanted: Format) -> P
             dropped.append(tensor.name)
             continue
         job = _job(tensor, wanted, tied=_HEAD not in names)
-        if job.packing is None and _PROJECTION.match(tensor.name):
+        if job.packing is None and (_PROJECTION.match(tensor.name) or _FUSED.match(tensor.name)):
             left.append(tensor.name.removesuffix(".weight"))
         jobs.append(job)
+    _check_names(jobs)
     if not any(job.packing for job in jobs):
         raise QuantizeError(
             "expected projections under `model.layers.` or `model.language_model.layers.` with whole groups of columns, found none; "
@@ -135,8 +154,7 @@ def make(config: dict[str, Any], tensors: Sequence[Tensor], wanted: Format) -> P
         made["tie_word_embeddings"] = False
         if "tie_word_embeddings" in text and "text_config" in made:
             made["text_config"] = text | {"tie_word_embeddings": False}
-    experts = sum(job.source.bytes for job in jobs if _EXPERTS.match(job.source.name))
-    return Plan(jobs, made, left, dropped, experts)
+    return Plan(jobs, made, left, dropped)
 
 
 def quantization_config(wanted: Format, ignored: Iterable[str] = ()) -> dict[str, Any]:
@@ -215,6 +233,8 @@ def _layers_with_keys(text: dict[str, Any]) -> int:
 
 
 def _job(tensor: Tensor, wanted: Format, *, tied: bool) -> Job:
+    if _FUSED.match(tensor.name):
+        return _fused_job(tensor, wanted)
     table = _TABLE.match(tensor.name)
     vocabulary = table is not None or tensor.name == _HEAD
     if not (wanted.tables and vocabulary) and not _PROJECTION.match(tensor.name):
@@ -236,8 +256,37 @@ def _job(tensor: Tensor, wanted: Format, *, tied: bool) -> Job:
         wanted.packing,
         # Linears get factors of the weights' type, so that both ways in which transformers unpacks give the same bits.
         "F16" if vocabulary else tensor.dtype,
-        (module, "lm_head") if is_head_too else (module,),
+        ((module, "lm_head") if is_head_too else (module,),),
     )
+
+
+def _fused_job(tensor: Tensor, wanted: Format) -> Job:
+    """Experts `[experts, rows of all parts, columns]`."""
+    module, name = tensor.name.rsplit(".", 1)
+    parts = _PARTS[name]
+    if len(tensor.shape) != 3 or tensor.dtype not in DTYPES or tensor.shape[1] % len(parts):
+        raise QuantizeError(
+            f"{tensor.name}: expected [experts, {len(parts)} x rows, columns] of {', '.join(DTYPES)}, "
+            f"found {tensor.dtype} {list(tensor.shape)}"
+        )
+    experts, rows, columns = tensor.shape
+    # One tensor's rows are the other's columns: both are packed, or both stay fused.
+    if not experts or not all(map(wanted.packing.fits, (rows // len(parts), columns))):
+        return Job(tensor)
+    names = [f"{module}.{expert}.{part}" for expert in range(experts) for part in parts]
+    return Job(tensor, wanted.packing, tensor.dtype, tuple((name,) for name in names))
+
+
+def _check_names(jobs: Iterable[Job]) -> None:
+    """Experts may stand there fused and split, an expert each."""
+    sources: dict[str, str] = {}
+    for job in jobs:
+        for name in job.outputs():
+            if name in sources:
+                raise QuantizeError(
+                    f"{job.source.name}: {name} would be made of it and of {sources[name]} too; leave one of the two in the checkpoint"
+                )
+            sources[name] = job.source.name
 
 
 def _ignored(names: set[str]) -> list[str]:

@@ -95,10 +95,10 @@ def _lines(summary: Summary, form: Format) -> Iterator[str]:
         yield f"{len(summary.left)} projections have no whole groups of columns and stay as they are, the first {summary.left[0]}"
     if summary.dropped:
         yield f"{len(summary.dropped)} tensors that no layer reads (keys and values of layers that share another's) are left out"
-    if summary.expert_bytes:
+    if summary.expert_weights:
         yield (
-            f"{summary.expert_bytes / 1e9:.3f} GB of experts stay as they are: transformers does not load packed ones, "
-            "it would run with random weights in their place"
+            f"{summary.expert_weights:,} of the packed weights are experts', three projections each, as vLLM reads them; "
+            "transformers puts random weights in their place unless it is told their names (README.md)"
         )
     if form is Format.EMB4:
         yield "transformers reads packed tables only with quantization_config=CompressedTensorsConfig(dequantize=True)"

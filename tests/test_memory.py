@@ -10,6 +10,7 @@ import torch
 
 import torchtpu_rs
 import tpu
+from quantize import convert
 from tests import checkpoints, pack
 from tests.pack import Packing
 from torchtpu_rs import memory_needed
@@ -91,6 +92,30 @@ def test_packed_weights_count_as_they_are_multiplied(
     what_if = memory_needed(folder, weight_format="dense", arithmetic="exact")
     exact = torchtpu_rs.Engine(folder, LIKE).info()
     assert what_if["weight_bytes"] == exact["weight_bytes"]
+
+
+@pytest.mark.parametrize("form", ["w4a16", "int8", "emb4"])
+def test_what_quantize_makes_of_experts_counts_as_it_is_multiplied(
+    tmp_path: Path, form: str
+) -> None:
+    """Their router is not packed, as in the published checkpoints."""
+    settings = checkpoints.EXPERTS | {"num_experts": 16, "intermediate_size": 128}
+    folder = checkpoints.make(tmp_path / "made", settings)
+    packed = convert(folder, tmp_path / "packed", form).out
+    assert_as_needed(packed, 300, {}, arithmetic="auto")
+    assert_as_needed(packed, 300, {"arithmetic": "exact"}, arithmetic="exact")
+
+
+def test_experts_that_config_json_has_ignored_count_as_they_are(tmp_path: Path) -> None:
+    """As quantizers of linear layers leave them."""
+    settings = checkpoints.EXPERTS | {"num_experts": 16, "intermediate_size": 128}
+    folder = checkpoints.make(tmp_path / "made", settings)
+    packed = pack.make(tmp_path / "packed", folder, Packing())
+    file = packed / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["ignore"].append("re:.*experts.*")
+    file.write_text(json.dumps(config))
+    assert_as_needed(packed, 300, {}, arithmetic="auto")
 
 
 def test_a_context_beyond_the_checkpoints_counts_as_the_checkpoints() -> None:

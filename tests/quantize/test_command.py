@@ -9,6 +9,7 @@ from models import EMBEDDED
 from quantize import FORMATS
 from server.cli import app
 from server.quantize_command import Format
+from tests import checkpoints
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -29,6 +30,14 @@ def test_it_says_what_it_wrote_and_how_near_it_is(tmp_path: Path) -> None:
     assert 0.07 < float(error[1]) < 0.09
     assert "10 projections have no whole groups of columns and stay as they are" in said
     assert "dequantize=True" in said
+
+
+def test_it_says_that_transformers_must_be_told_the_names_of_experts(tmp_path: Path) -> None:
+    source = checkpoints.make(tmp_path / "source", checkpoints.EXPERTS)
+    code, said, _ = run(source, tmp_path / "out")
+    assert code == 0
+    assert "589,824 of the packed weights are experts'" in said
+    assert "transformers puts random weights in their place unless it is told their names" in said
 
 
 def test_an_error_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -37,12 +37,6 @@ GEMMA3: dict[str, Any] = {
     "max_position_embeddings": 512,
     "eos_token_id": 1,
 }
-EXPERTS = checkpoints.K_EQ_V | {
-    "enable_moe_block": True,
-    "num_experts": 4,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 32,
-}
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -152,20 +146,6 @@ def test_gemma_3_is_read_by_transformers_as_its_unpacked_values(tmp_path: Path, 
     found = run_transformers(load_transformers(done.out), ids, STEPS)
     copy = load_transformers(dense_copy(done.out, tmp_path / "dense"))
     assert equal_bits(found.prompt, run_transformers(copy, ids, STEPS).prompt) is None
-
-
-def test_experts_and_their_router_stay_as_they_are(tmp_path: Path) -> None:
-    source = checkpoints.make(tmp_path / "experts", EXPERTS)
-    done = convert(source, tmp_path / "packed", "w4a16")
-    found = tensors(done.out)
-    experts = {name: t for name, t in tensors(source).items() if ".experts." in name}
-    assert done.expert_bytes == sum(tensor.nbytes for tensor in experts.values()) > 0
-    assert all(torch.equal(found[name], tensor) for name, tensor in experts.items())
-    assert "model.layers.0.router.proj.weight" in found
-    ids = checkpoints.prompt(20)
-    logits = run_transformers(load_transformers(done.out), ids, STEPS).prompt
-    copy = load_transformers(dense_copy(done.out, tmp_path / "dense"))
-    assert equal_bits(logits, run_transformers(copy, ids, STEPS).prompt) is None
 
 
 def test_shards_and_both_naming_forms_give_the_same_tensors(dense: Path, tmp_path: Path) -> None:
@@ -376,13 +356,14 @@ print(peak() - before)
 
 
 def test_memory_does_not_grow_with_the_checkpoint(dense: Path, tmp_path: Path) -> None:
-    """One tensor alone is larger than what the peak may grow by, and the file is several times that."""
+    """A layer's experts, and a tensor that is copied, are larger than what the peak may grow by; the file is several times that."""
     large = tmp_path / "large"
     shutil.copytree(dense, large)
     found = tensors(dense)
     steps = torch.randint(-8, 8, (1 << 19, 64)).to(torch.bfloat16)
-    found["model.embed_tokens.weight"] = steps
+    found["model.embed_tokens.weight"] = steps[: 1 << 18].clone()
     found["model.embed_tokens_per_layer.weight"] = steps[: 1 << 18].clone()
+    found["model.layers.0.experts.down_proj"] = steps.view(128, 1 << 12, 64)
     found["model.some_tower.weight"] = steps.clone()
     save_file(found, large / "model.safetensors", {"format": "pt"})
     allowed = 40 << 20

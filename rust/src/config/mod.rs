@@ -13,7 +13,7 @@ mod rope;
 
 pub(crate) use experts::ExpertsPlan;
 pub(crate) use family::{NormForm, Traits};
-pub(crate) use quantization::Scheme;
+pub(crate) use quantization::{Packs, Scheme};
 
 use std::path::{Path, PathBuf};
 
@@ -144,8 +144,8 @@ pub(crate) struct Config {
     pub(crate) suppress_tokens: Vec<i64>,
     /// The embedding table is the head too; false where the checkpoint has a head of its own.
     pub(crate) tie_word_embeddings: bool,
-    /// The vocabulary tables are packed like projections.
-    pub(crate) packs_tables: bool,
+    /// What is packed like projections, where anything is.
+    pub(crate) packs: Packs,
     /// How weights may be packed, in any of the folders; none where nothing is quantized so.
     pub(crate) schemes: Vec<Scheme>,
     /// Whether weights are stored in few bits, in any way.
@@ -168,7 +168,7 @@ impl Config {
                 Some(config) => {
                     let root = documents.root();
                     config.schemes.extend(schemes_of(&root)?);
-                    config.packs_tables |= packs_tables(&root)?;
+                    config.packs = packs(&root)?.map_or(config.packs, |more| config.packs | more);
                     config.is_quantized |= documents.is_quantized()?;
                 }
             }
@@ -237,7 +237,7 @@ impl Config {
             },
             is_quantized: false,
             tie_word_embeddings: ties_embeddings(&root, &text)?,
-            packs_tables: packs_tables(&root)?,
+            packs: packs(&root)?.unwrap_or_default(),
             schemes: schemes_of(&root)?,
             layers,
         };
@@ -311,12 +311,9 @@ fn quantization_of<'a>(root: &Keys<'a>) -> Result<Option<Keys<'a>>> {
     Ok(root.object("quantization_config")?.or(nested))
 }
 
-/// Whether the vocabulary tables are packed like projections.
-fn packs_tables(root: &Keys<'_>) -> Result<bool> {
-    match quantization_of(root)? {
-        Some(quantization) => quantization::packs_tables(&quantization),
-        None => Ok(false),
-    }
+/// What is packed beside projections; `None` where nothing is.
+fn packs(root: &Keys<'_>) -> Result<Option<Packs>> {
+    quantization_of(root)?.map(|quantization| quantization::packs(&quantization)).transpose()
 }
 
 /// Transformers' default, for the whole family, is true.

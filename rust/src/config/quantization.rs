@@ -68,19 +68,51 @@ pub(super) fn schemes(quantization: &Keys<'_>) -> Result<Vec<Scheme>> {
         .collect()
 }
 
-/// Whether a group is for the vocabulary tables, by the names that it targets.
+/// What is packed beside a layer's own projections, as far as config.json tells by names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packs {
+    /// The vocabulary tables.
+    pub(crate) tables: bool,
+    /// The experts' router.
+    pub(crate) router: bool,
+    /// The experts.
+    pub(crate) experts: bool,
+}
+
+/// What would be, if a checkpoint were packed as `torchtpu-rs quantize` does by default.
+impl Default for Packs {
+    fn default() -> Self {
+        Self { tables: false, router: false, experts: true }
+    }
+}
+
+impl std::ops::BitOr for Packs {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self {
+            tables: self.tables | other.tables,
+            router: self.router | other.router,
+            experts: self.experts | other.experts,
+        }
+    }
+}
+
+/// What is packed, by the names that groups target and that `ignore` has.
 ///
 /// # Errors
 /// `Config` naming the key that is wrong.
-pub(super) fn packs_tables(quantization: &Keys<'_>) -> Result<bool> {
-    let Some(groups) = quantization.object("config_groups")? else { return Ok(false) };
+pub(super) fn packs(quantization: &Keys<'_>) -> Result<Packs> {
+    let ignored = quantization.texts("ignore")?.unwrap_or_default();
+    let leaves = |part: &str| ignored.iter().any(|name| name.contains(part));
+    let mut packs = Packs { tables: false, router: !leaves("router"), experts: !leaves("experts") };
+    let Some(groups) = quantization.object("config_groups")? else { return Ok(packs) };
     for name in groups.names() {
         let targets = groups.object(name)?.map(|group| group.texts("targets")).transpose()?;
-        if targets.flatten().is_some_and(|all| all.iter().any(|t| t.contains("embed_tokens"))) {
-            return Ok(true);
-        }
+        packs.tables |=
+            targets.flatten().is_some_and(|all| all.iter().any(|t| t.contains("embed_tokens")));
     }
-    Ok(false)
+    Ok(packs)
 }
 
 fn scheme(group: &Keys<'_>) -> Result<Scheme> {
@@ -170,6 +202,20 @@ mod tests {
     fn the_published_scheme_is_four_bits_in_groups_of_32() {
         let wanted = Scheme { num_bits: 4, group_size: Some(32), symmetric: true };
         assert_eq!(read(&published()).unwrap(), [wanted]);
+    }
+
+    #[test]
+    fn tables_are_packed_where_a_group_says_so_and_parts_of_a_mixture_unless_they_are_ignored() {
+        let mut json = published();
+        let found = |json: &Value| {
+            packs(&Keys::new(Path::new("config.json"), json.as_object().unwrap())).unwrap()
+        };
+        assert_eq!(found(&json), Packs { tables: false, router: true, experts: true });
+        json["ignore"] = json!(["lm_head", r"re:.*\.router\.proj$"]);
+        json["config_groups"]["tables"] = json!({"targets": [r"re:.*\.embed_tokens$"]});
+        assert_eq!(found(&json), Packs { tables: true, router: false, experts: true });
+        json["ignore"] = json!([r"re:.*\.experts\..*"]);
+        assert_eq!(found(&json), Packs { tables: true, router: true, experts: false });
     }
 
     #[test]

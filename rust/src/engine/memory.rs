@@ -143,6 +143,14 @@ impl Sizes<'_> {
         }
     }
 
+    /// The same, of something that config.json may leave out when it has projections packed.
+    fn matrix_if(&self, is_packed: bool, rows: usize, columns: usize) -> u128 {
+        if self.format != Format::Dense && self.runs == Runs::Fast && !is_packed {
+            return rows as u128 * columns as u128 * self.element;
+        }
+        self.matrix(rows, columns)
+    }
+
     /// A table that rows are looked up in.
     fn table(&self, rows: usize, columns: usize) -> u128 {
         let all = rows as u128 * columns as u128;
@@ -154,7 +162,7 @@ impl Sizes<'_> {
         let scheme = self.config.schemes.iter().find(|scheme| scheme.num_bits == bits);
         match scheme {
             // As it is in its file.
-            Some(scheme) if self.config.packs_tables && self.runs == Runs::Fast => {
+            Some(scheme) if self.config.packs.tables && self.runs == Runs::Fast => {
                 all * bits as u128 / 8 + 2 * all / scheme.group_size.unwrap_or(columns) as u128
             }
             _ => all * self.element,
@@ -165,7 +173,7 @@ impl Sizes<'_> {
         let Config { vocab_size: vocab, hidden_size: hidden, .. } = *self.config;
         let mut bytes = self.table(vocab, hidden) + hidden as u128 * self.element;
         // A second form of the table multiplies, unless the one that is looked up in can.
-        let is_packed = self.config.packs_tables && self.format != Format::Dense;
+        let is_packed = self.config.packs.tables && self.format != Format::Dense;
         let compiled = matches!(self.runs, Runs::Compiled { .. });
         if !self.config.tie_word_embeddings || compiled || is_packed {
             bytes += self.matrix(vocab, hidden);
@@ -202,8 +210,10 @@ impl Sizes<'_> {
             let (experts, width) = (plan.num_experts, plan.moe_intermediate_size);
             // Three norms and the router's factors of columns, and its factors of experts.
             norms += 4 * hidden + experts;
-            let one = 2 * self.matrix(width, hidden) + self.matrix(hidden, width);
-            bytes += self.matrix(experts, hidden) + experts as u128 * one;
+            let packs = self.config.packs;
+            let matrix = |rows, columns| self.matrix_if(packs.experts, rows, columns);
+            let one = 2 * matrix(width, hidden) + matrix(hidden, width);
+            bytes += self.matrix_if(packs.router, experts, hidden) + experts as u128 * one;
         }
         bytes + norms as u128 * self.element
     }
