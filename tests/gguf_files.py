@@ -57,30 +57,30 @@ def blocks(values: torch.Tensor, kind: GGMLQuantizationType, seed: int) -> np.nd
     if kind not in K_TYPES:
         return quantize(values.float().numpy(), kind)
     count, size = GGML_QUANT_SIZES[kind]
-    rows, columns = values.shape
+    *rows, columns = values.shape
     random = np.random.default_rng(seed)
-    data = random.integers(0, 256, (rows, columns // count, size), dtype=np.uint8)
-    scale = 2 * columns**-0.5 * random.uniform(0.5, 1.5, (rows, columns // count, 1))
+    data = random.integers(0, 256, (*rows, columns // count, size), dtype=np.uint8)
+    scale = 2 * columns**-0.5 * random.uniform(0.5, 1.5, (*rows, columns // count, 1))
     if kind is Kind.Q6_K:
         data[..., -2:] = (scale / (127 * 32)).astype(np.float16).view(np.uint8)
     else:
         most = 15 if kind is Kind.Q4_K else 31
         data[..., :2] = (scale / (63 * most)).astype(np.float16).view(np.uint8)
         data[..., 2:4] = (scale / 2 / 63).astype(np.float16).view(np.uint8)
-    return data.reshape(rows, -1)
+    return data.reshape(*rows, -1)
 
 
 def parts_of(
     folder: Path, kind: GGMLQuantizationType = Kind.BF16
 ) -> tuple[dict[str, Any], Tensors, dict[str, torch.Tensor]]:
-    """Metadata and tensors of the Gemma 4 checkpoint in `folder`, matrices in the type `kind` where their rows allow it, the rest
-    in float32; and by Hugging Face's names the values that gguf-py reads of them."""
+    """Metadata and tensors of the Gemma 4 checkpoint in `folder`, matrices and experts in the type `kind` where their rows allow it,
+    the rest in float32; and by Hugging Face's names the values that gguf-py reads of them."""
     config = json.loads((folder / "config.json").read_text())
     names = get_tensor_name_map(MODEL_ARCH.GEMMA4, config["num_hidden_layers"])
     tensors: Tensors = {}
     read: dict[str, torch.Tensor] = {}
     for seed, (name, values) in enumerate(sorted(load_file(folder / "model.safetensors").items())):
-        divides = values.ndim == 2 and values.shape[1] % GGML_QUANT_SIZES[kind][0] == 0
+        divides = values.ndim >= 2 and values.shape[1] % GGML_QUANT_SIZES[kind][0] == 0
         own = kind if divides else Kind.F32
         data = blocks(values, own, seed)
         tensors[gguf_name(name, names)] = data, own
@@ -108,9 +108,29 @@ def convert(
     return write(file, keys, tensors)
 
 
+def with_gates_apart(tensors: Tensors) -> Tensors:
+    """Each layer's fused experts as two tensors, as llama.cpp reads them too."""
+    found: Tensors = {}
+    for name, (data, kind) in tensors.items():
+        if "ffn_gate_up_exps" in name:
+            gate, up = np.split(data, 2, axis=1)
+            found[name.replace("gate_up", "gate")] = np.ascontiguousarray(gate), kind
+            found[name.replace("gate_up", "up")] = np.ascontiguousarray(up), kind
+        else:
+            found[name] = data, kind
+    return found
+
+
 def gguf_name(name: str, names: TensorNameMap) -> str:
     """The name that llama.cpp's converter gives the tensor `name`."""
-    if name.endswith("layer_scalar"):
+    by_hand = {
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+    }
+    for ending, own in by_hand.items():
+        if name.endswith(ending):
+            return f"blk.{name.split('.')[2]}.{own}"
+    if name.endswith(("layer_scalar", "experts.gate_up_proj", "experts.down_proj")):
         name += ".weight"
     found = names.get_name(name, try_suffixes=(".weight",))
     assert found is not None, name
@@ -150,6 +170,12 @@ def keys_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.dimension_count": config["global_head_dim"],
         "rope.dimension_count_swa": config["head_dim"],
     }
+    if config["enable_moe_block"]:
+        keys |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["top_k_experts"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
     if config["final_logit_softcapping"] is not None:
         keys["final_logit_softcapping"] = config["final_logit_softcapping"]
     tokenizer = {

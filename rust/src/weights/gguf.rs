@@ -203,6 +203,29 @@ impl Weights {
         BlockTable { blocks, bytes, columns }
     }
 
+    /// The weights of `shape` that stand one after the other in the tensor `name`, as they are multiplied; `None` if there is no
+    /// kernel for its type.
+    pub(super) fn repack_stack(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        (blocks, region): &(Blocks, Region),
+    ) -> Result<Option<Vec<Matrix>>> {
+        let (count, size) = blocks.kind.block();
+        // Rows are whole blocks.
+        let len = shape[0] * (shape[1] / count * size);
+        let range = region.range.clone();
+        range
+            .clone()
+            .step_by(len.max(1))
+            .map(|start| {
+                let range = start..range.end.min(start + len);
+                let one = Region { map: Arc::clone(&region.map), range };
+                self.repack_blocks(name, shape, &(*blocks, one))
+            })
+            .collect()
+    }
+
     /// The weight as it is multiplied; `None` if there is no kernel for its type.
     pub(super) fn repack_blocks(
         &mut self,
