@@ -200,6 +200,15 @@ def test_experts_in_both_forms_are_refused(fused: Path, split: Path, tmp_path: P
     refused(changed(packed, tmp_path / "twice", lambda t: t.update({again: dense})), again, "twice")
 
 
+def test_experts_packed_in_one_tensor_are_refused(split: Path, tmp_path: Path) -> None:
+    """As some quantizers store the fused parameters."""
+    packed = pack.make(tmp_path / "packed", split, Packing())
+    name = f"{LAYER}experts.gate_up_proj_packed"
+    words = torch.zeros(8, 128, 8, dtype=torch.int32)
+    bad = changed(packed, tmp_path / "bad", lambda t: t.update({name: words}))
+    refused(bad, name, f"expected each one's, `{LAYER}experts.0.gate_proj.weight_packed`")
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

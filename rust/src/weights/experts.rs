@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     aten::Tensor,
-    error::Result,
+    error::{Error, Result},
     kernels::{Bf16Matrix, Matrix, Values},
 };
 
@@ -153,11 +153,11 @@ impl Weights {
         let parts = stack.parts;
         match self.stored(stack)? {
             Stored::Fused => {
-                let mut all = self.take_stack(&stack.fused_name(), stack, parts.len())?.into_iter();
-                // Of an expert, its parts follow each other.
+                let all = self.take_stack(&stack.fused_name(), stack, parts.len())?;
                 let mut found: Vec<_> = parts.iter().map(|_| Vec::new()).collect();
-                while all.len() > 0 {
-                    found.iter_mut().for_each(|part| part.extend(all.next()));
+                // Of an expert, its parts follow each other.
+                for (place, matrix) in all.into_iter().enumerate() {
+                    found[place % parts.len()].push(matrix);
                 }
                 Ok(found)
             }
@@ -202,6 +202,14 @@ impl Weights {
 
     /// How this layer has the stack.
     fn stored(&self, stack: &Stack<'_>) -> Result<Stored> {
+        if let Some(packed) = self.entries.get(&format!("{}_packed", stack.fused_name())) {
+            let what = format!(
+                "experts packed in one tensor (`{}`; expected each one's, `{}_packed`)",
+                packed.name,
+                stack.part_name(0, stack.parts.first().copied().unwrap_or_default())
+            );
+            return Err(Error::Unsupported { file: self.shards[packed.shard].path.clone(), what });
+        }
         let apart = stack.parts.iter().find(|part| {
             let name = stack.apart_name(part);
             name != stack.fused_name() && self.entries.contains_key(&name)
