@@ -1,12 +1,17 @@
 """Experts that `quantize` packs: as published packed checkpoints have them, and with the bits that transformers reads there."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, conversion_mapping
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma4ForConditionalGeneration,
+    conversion_mapping,
+)
 
 import torchtpu_rs
 from bench.exact import equal_bits, load_transformers, run_transformers
@@ -49,6 +54,26 @@ def test_transformers_that_is_told_the_names_and_the_engine_read_the_same_bits(
     copy = dense_copy(done.out, tmp_path / "dense")
     dense = torchtpu_rs.Engine(copy, LIKE, arithmetic="exact")
     assert torch.equal(dense.logits(IDS, all=True), engine.logits(IDS, all=True))
+
+
+@pytest.mark.usefixtures("names_told")
+def test_the_published_multimodal_form_is_packed_likewise(fused: Path, tmp_path: Path) -> None:
+    """Without its tower, which is copied."""
+    source = tmp_path / "source"
+    source.mkdir()
+    text = json.loads((fused / "config.json").read_text())
+    towers = {"vision_config": None, "audio_config": None}
+    config = {"model_type": "gemma4", "text_config": text, **towers}
+    (source / "config.json").write_text(json.dumps(config))
+    renamed = {n.replace("model.", "model.language_model."): t for n, t in tensors(fused).items()}
+    save_file(renamed, source / "model.safetensors", {"format": "pt"})
+    out = convert(source, tmp_path / "packed", "w4a16").out
+    assert "model.language_model.layers.5.experts.7.up_proj.weight_packed" in tensors(out)
+    model = Gemma4ForConditionalGeneration.from_pretrained(out, dtype="auto").eval()
+    with torch.no_grad():
+        wanted = model(torch.tensor([IDS])).logits[0]
+    engine = torchtpu_rs.Engine(out, LIKE, arithmetic="exact")
+    assert equal_bits(engine.logits(IDS, all=True), wanted) is None
 
 
 def test_transformers_that_is_not_told_the_names_says_that_the_experts_are_missing(
