@@ -56,7 +56,7 @@ def every_expert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fast_mode_is_nearer_to_float32_than_transformers_bfloat16(
     every_expert: Path, tmp_path: Path, kind: Kind
 ) -> None:
-    """Four and eight bits are multiplied as they are stored."""
+    """Types in blocks are multiplied as they are stored."""
     file = gguf_files.convert(every_expert, tmp_path / "model.gguf", kind)
     fast, exact = engine(file, arithmetic="fast"), engine(file)
     truth = logits(file, dtype="float32")
@@ -71,8 +71,7 @@ def test_fast_mode_is_nearer_to_float32_than_transformers_bfloat16(
 def test_most_tokens_are_nearer_in_fast_mode_where_rounding_decides_on_experts_too(
     wide: Path, tmp_path: Path, kind: Kind
 ) -> None:
-    truth_folder = tmp_path / "truth"
-    file = gguf_files.convert(wide, tmp_path / "model.gguf", kind, truth=truth_folder)
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", kind)
     truth = logits(file, dtype="float32").double()
 
     def of_a_token(found: torch.Tensor) -> float:
@@ -80,8 +79,6 @@ def test_most_tokens_are_nearer_in_fast_mode_where_rounding_decides_on_experts_t
 
     fast = logits(file, arithmetic="fast")
     assert 0 < of_a_token(fast) < of_a_token(logits(file))
-    if kind not in KERNELS:
-        assert torch.equal(fast, logits(truth_folder, arithmetic="fast"))
 
 
 @pytest.mark.parametrize("kind", [Kind.BF16, *QUANTIZED], ids=lambda k: k.name)
@@ -121,7 +118,7 @@ def test_gates_and_ups_may_be_of_different_types(wide: Path, tmp_path: Path) -> 
     save_file(read, truth / "model.safetensors")
     assert torch.equal(logits(file), logits(truth))
     fast = engine(file, arithmetic="fast")
-    assert fast.info()["weight_format"] == "int8"
+    assert fast.info()["weight_format"] == "int6"
     of_float32 = logits(file, dtype="float32")
     assert 0 < distance(fast.logits(PROMPT, FORCED, all=True), of_float32) < 0.001
 
