@@ -23,6 +23,7 @@ RUST_ORDER = [
     "cache",
     "weights",
     "config",
+    "checkpoint",
     "gguf",
     "kernels",
     "aten",

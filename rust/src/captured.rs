@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use crate::{
     aten::Tensor,
+    checkpoint::Place,
     config::Config,
     error::{Error, Result},
     step::{Chunk, Shape, Step},
@@ -47,9 +48,10 @@ impl CapturedStep {
         (shape, int8): (Shape, bool),
         (kind, read): (Kind, usize),
     ) -> Result<Self> {
-        let config = Config::from_paths(folders)?;
+        let places = Place::open_all(folders)?;
+        let config = Config::from_places(&places)?;
         let form = Form { shapes_only: true, ..Form::compiled(int8) };
-        let step = Step::load(&config, folders, (shape, form), like, &mut |_, _| Ok(()))?;
+        let step = Step::load(&config, &places, (shape, form), like, &mut |_, _| Ok(()))?;
         Ok(Self { step, kind, read })
     }
 

@@ -16,6 +16,7 @@ mod aten;
 mod bindings;
 mod cache;
 mod captured;
+mod checkpoint;
 mod compiled;
 mod config;
 mod engine;

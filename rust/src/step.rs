@@ -5,11 +5,10 @@
 //! functions of the ring, [`Step::prefill`] and [`Step::decode`], take everything that changes from call
 //! to call as tensors: they run eagerly, and `captured` runs them once to record them.
 
-use std::path::PathBuf;
-
 use crate::{
     aten::Tensor,
     cache::{Cache, Chronological, Keep, Ring, RingStep},
+    checkpoint::Place,
     config::Config,
     error::{Error, Result},
     model::Gemma4,
@@ -52,18 +51,18 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Loads the checkpoint in `folders`; `like` names device and element type.
+    /// Loads the checkpoint in `places`; `like` names device and element type.
     ///
     /// # Errors
     /// What the checkpoint gets wrong, naming file, key or tensor.
     pub(crate) fn load(
         config: &Config,
-        folders: &[PathBuf],
+        places: &[Place],
         (shape, form): (Shape, Form),
         like: &Tensor,
         on_layer: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
-        let mut weights = Weights::open(folders, like.alias()?, form)?.packed_by(&config.schemes);
+        let mut weights = Weights::open(places, like.alias()?, form)?.packed_by(&config.schemes);
         let model = Gemma4::load(config, &mut weights, like, on_layer)?;
         let Shape { slots, context, chunk } = shape;
         let cache = match chunk {

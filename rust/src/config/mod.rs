@@ -15,7 +15,7 @@ pub(crate) use experts::ExpertsPlan;
 pub(crate) use family::{NormForm, Traits};
 pub(crate) use quantization::{Packs, Scheme};
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use documents::Documents;
 use family::Family;
@@ -25,6 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     aten::DType,
+    checkpoint::Place,
     error::{Error, Result},
     json::Keys,
 };
@@ -153,15 +154,15 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads the first of `paths` that says what the model is: a folder with config.json, and its `generation_config.json` if there is
+    /// Reads the first of `places` that says what the model is: a folder with config.json, and its `generation_config.json` if there is
     /// one, or a GGUF model; of the others only how weights are packed there.
     ///
     /// # Errors
     /// `Io`, `Format`, `Config` naming the key, `Unsupported` naming the feature.
-    pub(crate) fn from_paths(paths: &[PathBuf]) -> Result<Self> {
+    pub(crate) fn from_places(places: &[Place]) -> Result<Self> {
         let mut config: Option<Self> = None;
-        for path in paths {
-            let Some(documents) = Documents::of(path)? else { continue };
+        for place in places {
+            let Some(documents) = Documents::of(place)? else { continue };
             match &mut config {
                 None => config = Some(documents.config()?),
                 // Tables may be packed in another folder than the projections.
@@ -174,10 +175,9 @@ impl Config {
             }
         }
         let missing = || {
-            let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
             Error::Input(format!(
                 "expected a folder with config.json or a GGUF file, found none in {}",
-                names.join(", ")
+                Place::names(places)
             ))
         };
         config.ok_or_else(missing)

@@ -8,6 +8,7 @@ use std::{
 use super::{Engine, Runner, check_range};
 use crate::{
     aten::{DType, InferenceMode, Tensor, num_threads},
+    checkpoint::Place,
     compiled::{Compiled, Programs},
     config::{Config, KeyValues, LayerPlan, LayerType},
     error::{Error, Result},
@@ -94,12 +95,11 @@ impl Engine {
         if let Some(chunk) = options.chunk {
             check_range("prefill_chunk", chunk, 2..=MAX_CONTEXT)?;
         }
-        let config = Config::from_paths(&options.checkpoint)?;
+        let places = Place::open_all(&options.checkpoint)?;
+        let config = Config::from_places(&places)?;
         let dtype = match options.dtype.or(config.dtype) {
             Some(dtype) => dtype,
-            None => {
-                Weights::open(&options.checkpoint, options.like.alias()?, Form::EXACT)?.dtype()?
-            }
+            None => Weights::open(&places, options.like.alias()?, Form::EXACT)?.dtype()?,
         };
         let like = options.like.to_dtype(dtype)?;
         let context = options.context.min(config.max_position_embeddings);
@@ -125,7 +125,6 @@ impl Engine {
                 Shape { slots: compile.slots, context, chunk: Some(compile.largest) }
             }
         };
-        let folders = &options.checkpoint;
         let (runner, sizes, cache_bytes, weight_format) = if is_fast {
             let how = How {
                 context,
@@ -134,7 +133,7 @@ impl Engine {
                 threads: usize::try_from(num_threads()?).unwrap_or(1),
                 instructions: options.instructions,
             };
-            let fast = Fast::load(&config, folders, how, &like, on_layer)?;
+            let fast = Fast::load(&config, &places, how, &like, on_layer)?;
             let (weights, cache) = (fast.sizes().clone(), fast.cache_bytes());
             let format = format_of(fast.bits(), dtype);
             (Runner::Fast(Box::new(fast)), weights, cache, format)
@@ -143,7 +142,7 @@ impl Engine {
                 None => options.form,
                 Some((compile, _)) => Form::compiled(compile.int8),
             };
-            let mut step = Step::load(&config, folders, (shape, form), &like, on_layer)?;
+            let mut step = Step::load(&config, &places, (shape, form), &like, on_layer)?;
             let (weights, cache) = (step.sizes().clone(), step.cache_bytes());
             let format = if form.int8 { DType::I8.name() } else { dtype.name() };
             let runner = match compile {

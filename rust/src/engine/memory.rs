@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use super::{check_range, load::MAX_CONTEXT};
 use crate::{
     aten::DType,
+    checkpoint::Place,
     config::{Config, KeyValues as Plan, LayerPlan, LayerType},
     error::{Error, Result},
     fast,
@@ -71,7 +72,8 @@ impl Question {
     /// What config.json gets wrong, naming the key; `Input` for a context that no engine has.
     pub(crate) fn answer(&self) -> Result<Needed> {
         check_range("context", self.context, 1..=MAX_CONTEXT)?;
-        let config = Config::from_paths(&self.folders)?;
+        let places = Place::open_all(&self.folders)?;
+        let config = Config::from_places(&places)?;
         let dtype = self.dtype.or(config.dtype).unwrap_or(DType::Bf16);
         let is_quantized = config.is_quantized;
         let runs = self.runs.unwrap_or(if is_quantized && dtype == DType::Bf16 {

@@ -9,7 +9,7 @@ mod layer;
 mod parts;
 mod rope;
 
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use half::bf16;
 
@@ -19,6 +19,7 @@ use rope::RotaryEmbedding;
 
 use crate::{
     aten::Tensor,
+    checkpoint::Place,
     config::{Config, KeyValues as Plan, LayerType, NormForm},
     error::{Error, Result},
     kernels::{
@@ -89,19 +90,19 @@ pub(crate) struct How {
 }
 
 impl Fast {
-    /// Loads the checkpoint in `folders`; `like` is a bfloat16 tensor on the CPU.
+    /// Loads the checkpoint in `places`; `like` is a bfloat16 tensor on the CPU.
     ///
     /// # Errors
     /// What the checkpoint gets wrong, naming file, key or tensor; `Input` for instructions that are not there.
     pub(crate) fn load(
         config: &Config,
-        folders: &[PathBuf],
+        places: &[Place],
         how: How,
         like: &Tensor,
         on_layer: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let kernels = Arc::new(Kernels::new(how.threads, how.instructions)?);
-        let mut weights = Weights::open(folders, like.alias()?, Form::EXACT)?
+        let mut weights = Weights::open(places, like.alias()?, Form::EXACT)?
             .packed_by(&config.schemes)
             .with_kernels(Arc::clone(&kernels));
         let (count, hidden) = (config.layers.len(), config.hidden_size);

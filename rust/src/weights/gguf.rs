@@ -6,7 +6,6 @@
 use std::{
     collections::HashMap,
     ops::Range,
-    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
@@ -110,13 +109,12 @@ impl BlockTable {
 }
 
 impl Weights {
-    /// Opens the files of one GGUF model.
-    pub(super) fn add_gguf(&mut self, files: &[PathBuf]) -> Result<HashMap<String, Entry>> {
-        let gguf = Gguf::open(files)?;
+    /// The tensors of one GGUF model.
+    pub(super) fn add_gguf(&mut self, gguf: &Gguf) -> Result<HashMap<String, Entry>> {
         let norms_less_one = gguf.architecture()? == "gemma3";
         let mut entries = HashMap::new();
-        for file in gguf.files {
-            for tensor in file.tensors {
+        for file in &gguf.files {
+            for tensor in &file.tensors {
                 if tensor.name == ROPE_FREQS {
                     continue;
                 }
@@ -131,15 +129,17 @@ impl Weights {
                         Type::Bf16 => Dtype::BF16,
                         _ => Dtype::U8,
                     },
-                    shape: tensor.shape,
-                    range: tensor.range,
+                    shape: tensor.shape.clone(),
+                    range: tensor.range.clone(),
                     blocks: in_blocks.then_some(Blocks { kind: tensor.kind, less_one }),
                     name: tensor.name.clone(),
                 };
                 // A name without a place keeps its own, by which it will be refused.
-                entries.insert(hugging_face_name(&tensor.name).unwrap_or(tensor.name), entry);
+                let name = hugging_face_name(&tensor.name).unwrap_or_else(|| tensor.name.clone());
+                entries.insert(name, entry);
             }
-            self.shards.push(Shard { path: file.path, map: file.map, data_start: 0 });
+            let (path, map) = (file.path.clone(), Arc::clone(&file.map));
+            self.shards.push(Shard { path, map, data_start: 0 });
         }
         Ok(entries)
     }

@@ -30,9 +30,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::{
     aten::{DType, MappedFile, Tensor, num_threads},
+    checkpoint::Place,
     config::Scheme,
     error::{Error, Result},
-    gguf::files_of,
     kernels::Kernels,
 };
 
@@ -90,7 +90,8 @@ pub(crate) struct Sizes {
 
 /// All tensors of a checkpoint, and where each is to go.
 pub(crate) struct Weights {
-    paths: Vec<PathBuf>,
+    /// The paths they are from, for errors.
+    paths: String,
     shards: Vec<Shard>,
     entries: HashMap<String, Entry>,
     /// A one-element tensor of the device and element type weights are moved to.
@@ -107,13 +108,13 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Opens every safetensors file of the folders and the GGUF models in `paths`; a weight found in several is taken from the first.
+    /// Every safetensors file of the folders and the GGUF models among `places`; a weight found in several is taken from the first.
     ///
     /// # Errors
     /// `Io`, `Format` or `Input` naming the file or folder.
-    pub(crate) fn open(paths: &[PathBuf], like: Tensor, form: Form) -> Result<Self> {
+    pub(crate) fn open(places: &[Place], like: Tensor, form: Form) -> Result<Self> {
         let mut weights = Self {
-            paths: paths.to_vec(),
+            paths: Place::names(places),
             shards: Vec::new(),
             entries: HashMap::new(),
             like,
@@ -124,10 +125,10 @@ impl Weights {
             kernels: OnceCell::new(),
             bits: 16,
         };
-        for path in paths {
-            let mut found = match files_of(path)? {
-                Some(files) => weights.add_gguf(&files)?,
-                None => weights.add_folder(path)?,
+        for place in places {
+            let mut found = match &place.gguf {
+                Some(gguf) => weights.add_gguf(gguf)?,
+                None => weights.add_folder(&place.path)?,
             };
             // A weight comes from one folder whole, packed or not.
             let there: HashSet<_> =
@@ -138,7 +139,7 @@ impl Weights {
         if weights.entries.is_empty() && !form.shapes_only {
             return Err(Error::Input(format!(
                 "expected *.safetensors files or a GGUF model, found none in {}",
-                weights.folder_names()
+                weights.paths
             )));
         }
         Ok(weights)
@@ -384,11 +385,7 @@ impl Weights {
     }
 
     fn missing(&self, name: &str) -> Error {
-        Error::MissingTensor { name: name.to_owned(), folders: self.folder_names() }
-    }
-
-    fn folder_names(&self) -> String {
-        self.paths.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ")
+        Error::MissingTensor { name: name.to_owned(), folders: self.paths.clone() }
     }
 
     fn wrong(&self, entry: &Entry, reason: String) -> Error {
