@@ -5,8 +5,10 @@ gguf-py reads from it; `write` makes one of any keys and tensors.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,38 @@ def write(
 ) -> Path:
     """Writes `keys` (ints as uint32, floats as float32, lists) and `tensors`, each with its type: bytes for quantized
     ones, values for others."""
+    writer = _writer(file, keys)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def outline(
+    file: Path,
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, tuple[tuple[int, ...], GGMLQuantizationType]],
+) -> Path:
+    """The same of shapes and types alone: where tensors would be, the file has a hole, so that it may be of any size."""
+    writer = _writer(file, keys)
+    total = 0
+    for name, (shape, kind) in tensors.items():
+        count, size = GGML_QUANT_SIZES[kind]
+        bytes_ = prod(shape) // count * size
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), bytes_, raw_dtype=kind)
+        total += writer.ggml_pad(bytes_, writer.data_alignment)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(file, writer.ggml_pad(file.stat().st_size, writer.data_alignment) + total)
+    return file
+
+
+def _writer(file: Path, keys: Mapping[str, Any]) -> GGUFWriter:
     writer = GGUFWriter(file, str(keys.get("general.architecture", "gemma4")))
     for key, value in keys.items():
         if key == "general.architecture":
@@ -43,13 +77,7 @@ def write(
             writer.add_string(key, value)
         else:
             writer.add_array(key, value)
-    for name, (data, kind) in tensors.items():
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+    return writer
 
 
 def blocks(values: torch.Tensor, kind: GGMLQuantizationType, seed: int) -> np.ndarray:
@@ -71,17 +99,19 @@ def blocks(values: torch.Tensor, kind: GGMLQuantizationType, seed: int) -> np.nd
 
 
 def parts_of(
-    folder: Path, kind: GGMLQuantizationType = Kind.BF16
+    folder: Path, kind: GGMLQuantizationType | Sequence[GGMLQuantizationType] = Kind.BF16
 ) -> tuple[dict[str, Any], Tensors, dict[str, torch.Tensor]]:
-    """Metadata and tensors of the Gemma 4 checkpoint in `folder`, matrices and experts in the type `kind` where their rows allow it,
-    the rest in float32; and by Hugging Face's names the values that gguf-py reads of them."""
+    """Metadata and tensors of the Gemma 4 checkpoint in `folder`, matrices and experts in the type `kind`, or one of several in turn,
+    where their rows allow it, the rest in float32; and by Hugging Face's names the values that gguf-py reads of them."""
+    kinds = [kind] if isinstance(kind, GGMLQuantizationType) else kind
     config = json.loads((folder / "config.json").read_text())
     names = get_tensor_name_map(MODEL_ARCH.GEMMA4, config["num_hidden_layers"])
     tensors: Tensors = {}
     read: dict[str, torch.Tensor] = {}
     for seed, (name, values) in enumerate(sorted(load_file(folder / "model.safetensors").items())):
-        divides = values.ndim >= 2 and values.shape[1] % GGML_QUANT_SIZES[kind][0] == 0
-        own = kind if divides else Kind.F32
+        own = kinds[seed % len(kinds)]
+        if values.ndim < 2 or values.shape[-1] % GGML_QUANT_SIZES[own][0]:
+            own = Kind.F32
         data = blocks(values, own, seed)
         tensors[gguf_name(name, names)] = data, own
         read[name] = torch.from_numpy(dequantize(data, own).copy()).to(values.dtype)
@@ -95,7 +125,7 @@ def parts_of(
 def convert(
     folder: Path,
     file: Path,
-    kind: GGMLQuantizationType = Kind.BF16,
+    kind: GGMLQuantizationType | Sequence[GGMLQuantizationType] = Kind.BF16,
     *,
     truth: Path | None = None,
 ) -> Path:
@@ -170,7 +200,7 @@ def keys_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.dimension_count": config["global_head_dim"],
         "rope.dimension_count_swa": config["head_dim"],
     }
-    if config["enable_moe_block"]:
+    if config.get("enable_moe_block"):
         keys |= {
             "expert_count": config["num_experts"],
             "expert_used_count": config["top_k_experts"],

@@ -45,7 +45,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.make(tmp_path_factory.mktemp("wide"), WIDE)
 
 
-@pytest.mark.parametrize("settings", ["DENSE", "K_EQ_V", "ONE_KV_HEAD", "NO_GROUPS"])
+@pytest.mark.parametrize("settings", ["DENSE", "K_EQ_V", "ONE_KV_HEAD", "NO_GROUPS", "EXPERTS"])
 def test_every_kind_of_layer_is_the_same_from_a_gguf_file(tmp_path: Path, settings: str) -> None:
     folder = checkpoints.make(tmp_path / "folder", getattr(checkpoints, settings))
     file = gguf_files.convert(folder, tmp_path / "model.gguf")

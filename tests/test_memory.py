@@ -1,17 +1,20 @@
-"""The memory that a checkpoint will need is known from config.json, and is what the engine then has."""
+"""The memory that a checkpoint will need is known from config.json or a GGUF file's header, and is what the engine then has."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFReader
 
 import torchtpu_rs
 import tpu
 from quantize import convert
-from tests import checkpoints, pack
+from tests import checkpoints, gguf_files, pack
+from tests.gguf_files import Kind
 from tests.pack import Packing
 from torchtpu_rs import memory_needed
 from tpu.v5e import HBM_BYTES
@@ -29,6 +32,12 @@ PARAMETERS = {
 
 NAMES = {"E2B": "e2b", "E4B": "e4b", "12B": "12b", "26B-A4B": "26b_a4b", "31B": "31b"}
 
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
+WIDE |= {"vocab_size": 500, "vocab_size_per_layer_input": 500}
+"""Widths of whole blocks of every type, in most matrices, and rows that are no whole records of sixteen."""
+
+TYPES = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, *gguf_files.K_TYPES]
+
 KINDS = ["DENSE", "K_EQ_V", "E4B", "TWELVE_B", "THIRTY_ONE_B", "EXPERTS", "GEMMA3"]
 
 
@@ -38,13 +47,28 @@ def test_the_published_members_need_two_bytes_a_published_parameter(member: str)
     assert needed["weight_bytes"] == 2 * PARAMETERS[member]
 
 
-def assert_as_needed(folder: Path, context: int, how: dict[str, Any], **engine: Any) -> None:
-    """What is asked with nothing but config.json is what `Engine.info()` says."""
-    alone = folder.parent / f"{folder.name}-config"
-    alone.mkdir(exist_ok=True)
-    shutil.copy(folder / "config.json", alone)
-    needed = memory_needed(alone, context, **how)
-    info = torchtpu_rs.Engine(folder, LIKE, context, **engine).info()
+def description(checkpoint: Path) -> Path:
+    """A folder with nothing but its config.json; of a GGUF file the header and the one tensor that describes, with zeros for weights."""
+    alone = checkpoint.with_name(f"alone-{checkpoint.name}")
+    if checkpoint.is_dir():
+        alone.mkdir(exist_ok=True)
+        shutil.copy(checkpoint / "config.json", alone)
+    else:
+        reader, content = GGUFReader(checkpoint), checkpoint.read_bytes()
+        alone.write_bytes(content[: reader.data_offset])
+        os.truncate(alone, len(content))
+        with alone.open("r+b") as file:
+            for tensor in reader.tensors:
+                if tensor.name == "rope_freqs.weight":
+                    file.seek(tensor.data_offset)
+                    file.write(content[tensor.data_offset :][: tensor.n_bytes])
+    return alone
+
+
+def assert_as_needed(checkpoint: Path, context: int, how: dict[str, Any], **engine: Any) -> None:
+    """What is asked of a description alone is what `Engine.info()` says."""
+    needed = memory_needed(description(checkpoint), context, **how)
+    info = torchtpu_rs.Engine(checkpoint, LIKE, context, **engine).info()
     assert needed["weight_bytes"] == info["weight_bytes"]
     assert needed["cache_bytes"] == info["cache_bytes"]
     assert needed["weight_format"] == info["weight_format"]
@@ -92,6 +116,48 @@ def test_packed_weights_count_as_they_are_multiplied(
     what_if = memory_needed(folder, weight_format="dense", arithmetic="exact")
     exact = torchtpu_rs.Engine(folder, LIKE).info()
     assert what_if["weight_bytes"] == exact["weight_bytes"]
+
+
+@pytest.fixture(scope="module", params=["DENSE", "EXPERTS"])
+def wide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = getattr(checkpoints, request.param) | WIDE
+    return checkpoints.make(tmp_path_factory.mktemp(request.param) / "folder", settings)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, TYPES], ids=lambda kind: getattr(kind, "name", "mixed"))
+def test_weights_of_a_gguf_file_are_counted_in_the_forms_in_which_they_are_multiplied(
+    wide: Path, tmp_path: Path, kind: Kind | list[Kind]
+) -> None:
+    file = gguf_files.convert(wide, tmp_path / "model.gguf", kind)
+    assert_as_needed(file, 300, {}, arithmetic="auto")
+    assert_as_needed(file, 300, {"arithmetic": "fast"}, arithmetic="fast")
+    assert_as_needed(file, 300, {"arithmetic": "exact"})
+    assert_as_needed(file, 300, {"dtype": "float32"}, arithmetic="auto", dtype="float32")
+    rings = {"arithmetic": "compiled", "slots": 1, "spare": 16}
+    assert_as_needed(file, 300, rings, arithmetic="compiled", prefill_chunk=16)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q6_K, Kind.F16], ids=lambda kind: kind.name)
+def test_a_head_of_its_own_in_a_gguf_file_is_counted_beside_the_table(
+    wide: Path, tmp_path: Path, kind: Kind
+) -> None:
+    keys, tensors, _ = gguf_files.parts_of(wide, Kind.Q8_0)
+    head = gguf_files.blocks(torch.ones(WIDE["vocab_size"], WIDE["hidden_size"]), kind, 0)
+    file = gguf_files.write(
+        tmp_path / "model.gguf", keys, tensors | {"output.weight": (head, kind)}
+    )
+    assert_as_needed(file, 300, {}, arithmetic="auto")
+    assert_as_needed(file, 300, {"arithmetic": "exact"})
+
+
+def test_a_gguf_file_may_be_asked_about_in_other_forms(wide: Path, tmp_path: Path) -> None:
+    def bytes_of(kind: Kind, **how: Any) -> int:
+        file = gguf_files.convert(wide, tmp_path / f"{kind.name}.gguf", kind)
+        return int(memory_needed(file, arithmetic="fast", **how)["weight_bytes"])
+
+    assert bytes_of(Kind.Q4_0, weight_format="dense") == bytes_of(Kind.BF16)
+    assert bytes_of(Kind.Q8_0, weight_format="int4") == bytes_of(Kind.Q4_0)
+    assert bytes_of(Kind.Q4_0, weight_format="int8") == bytes_of(Kind.Q8_0)
 
 
 @pytest.mark.parametrize("form", ["w4a16", "int8", "emb4"])

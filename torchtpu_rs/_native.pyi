@@ -244,15 +244,18 @@ def memory_needed(
     slots: int = 8,
     spare: int = 512,
 ) -> dict[str, Any]:
-    """Bytes that a checkpoint will need, computed from config.json alone: no weight is opened, no device touched.
+    """Bytes that a checkpoint will need, computed from config.json or a GGUF file's header alone: no weight is read, no device
+    touched.
 
     `weight_bytes` and `cache_bytes` are what `Engine.info()` will say; `working_bytes` is an estimate of what a step works in
-    beside them. Also `weight_format` and `context`, which is at most the checkpoint's own.
+    beside them. Also `weight_format` and `context`, which is at most the checkpoint's own. A GGUF file's tensors count in the forms
+    in which `arithmetic` keeps them, as if a folder before the file replaced none.
 
     `arithmetic` is the engine's; `compiled` counts rings for `slots` sequences with `spare` rows beyond the context, and the
     second form of the embedding table that programs multiply. `weight_format` is asked what if; `dense` is the element
-    type. No program computes in int4 on a TPU yet.
+    type, and of a GGUF file `int4` and `int8` mean one with all matrices and tables in Q4_0 and Q8_0. No program computes in
+    int4 on a TPU yet.
 
     Raises:
-        ValueError: config.json is missing or wrong (CheckpointError), or an argument is.
+        ValueError: config.json is missing or wrong, or a GGUF file's header is (CheckpointError), or an argument is.
     """

@@ -5,7 +5,7 @@ use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 use super::{Number, checkpoint::paths, element_type, python_error};
 use crate::engine::{Format, Question, Runs};
 
-/// Bytes that an engine of these options will need, from config.json alone; see the stub.
+/// Bytes that an engine of these options will need, from its description alone; see the stub.
 #[pyfunction]
 #[pyo3(
     signature = (checkpoint, context = Number(Some(8192)), *, dtype = None, arithmetic = "auto",

@@ -188,7 +188,7 @@ impl Engine {
 }
 
 /// What weights are called whose values have `bits` when they are multiplied.
-fn format_of(bits: usize, dtype: DType) -> &'static str {
+pub(super) fn format_of(bits: usize, dtype: DType) -> &'static str {
     match bits {
         4 => "int4",
         5 => "int5",

@@ -1,11 +1,18 @@
-//! The memory that a checkpoint will need, from config.json alone: weights by format, cache, and what a step works in.
+//! The memory that a checkpoint will need, from config.json or a GGUF file's header alone: weights, cache, and what a step works in.
 //!
 //! Weights and cache are counted as the loaders count them; what a step works in is an estimate from its widest parts. Nothing here
-//! opens a weight or touches a device.
+//! reads a weight or touches a device.
 
-use std::path::PathBuf;
+mod weights;
 
-use super::{check_range, load::MAX_CONTEXT};
+use std::{collections::HashMap, path::PathBuf};
+
+use weights::Count;
+
+use super::{
+    check_range,
+    load::{MAX_CONTEXT, format_of},
+};
 use crate::{
     aten::DType,
     checkpoint::Place,
@@ -13,6 +20,7 @@ use crate::{
     error::{Error, Result},
     fast,
     kernels::{GROUP_SIZE, KeyValues},
+    weights::Stored,
 };
 
 /// Most sequences that are believed.
@@ -49,7 +57,7 @@ pub(crate) struct Question {
     pub(crate) dtype: Option<DType>,
     /// `None`: as the server decides for a CPU, fast for quantized weights in bfloat16.
     pub(crate) runs: Option<Runs>,
-    /// `None`: four or eight bits where fast mode has kernels for what config.json says, dense elsewhere.
+    /// `None`: in fast mode as the file has them, if there are kernels for that, dense elsewhere.
     pub(crate) format: Option<Format>,
 }
 
@@ -69,7 +77,7 @@ impl Question {
     /// The answer.
     ///
     /// # Errors
-    /// What config.json gets wrong, naming the key; `Input` for a context that no engine has.
+    /// What config.json or a GGUF file's header gets wrong, naming the key; `Input` for a context that no engine has.
     pub(crate) fn answer(&self) -> Result<Needed> {
         check_range("context", self.context, 1..=MAX_CONTEXT)?;
         let places = Place::open_all(&self.folders)?;
@@ -98,14 +106,25 @@ impl Question {
             check_range("spare", largest, 1..=MAX_CONTEXT)?;
         }
         let context = self.context.min(config.max_position_embeddings);
-        let sizes =
-            Sizes { config: &config, element: dtype.bytes() as u128, format, runs, context };
+        let element = dtype.bytes() as u128;
+        let sizes = Sizes { config: &config, element, runs, context };
+        let as_stored = runs == Runs::Fast && self.format.is_none();
+        let weights = Count {
+            config: &config,
+            element,
+            format,
+            runs,
+            stored: if as_stored { Stored::by_name(&places) } else { HashMap::new() },
+            has_gguf: places.iter().any(|place| place.gguf.is_some()),
+        };
+        let kept = weights.weights();
         Ok(Needed {
-            weights: within(sizes.weights()),
+            weights: within(kept.bytes),
             cache: within(sizes.cache()),
             working: within(sizes.working()),
             context,
             format: match format {
+                _ if runs == Runs::Fast => format_of(kept.bits, dtype),
                 Format::Dense => dtype.name(),
                 Format::Int8 => "int8",
                 Format::Int4 => "int4",
@@ -124,102 +143,11 @@ struct Sizes<'a> {
     config: &'a Config,
     /// Bytes of an element of the model's type.
     element: u128,
-    format: Format,
     runs: Runs,
     context: usize,
 }
 
 impl Sizes<'_> {
-    /// `[rows, columns]` as a projection of the format.
-    fn matrix(&self, rows: usize, columns: usize) -> u128 {
-        let (rows, all) = (rows as u128, rows as u128 * columns as u128);
-        match self.format {
-            Format::Int8 if self.runs == Runs::Fast && columns.is_multiple_of(GROUP_SIZE) => {
-                all + 2 * all / GROUP_SIZE as u128
-            }
-            Format::Int8 => all + 4 * rows,
-            Format::Int4 if columns.is_multiple_of(GROUP_SIZE) => {
-                all / 2 + 2 * all / GROUP_SIZE as u128
-            }
-            Format::Dense | Format::Int4 => all * self.element,
-        }
-    }
-
-    /// The same, of something that config.json may leave out when it has projections packed.
-    fn matrix_if(&self, is_packed: bool, rows: usize, columns: usize) -> u128 {
-        if self.format != Format::Dense && self.runs == Runs::Fast && !is_packed {
-            return rows as u128 * columns as u128 * self.element;
-        }
-        self.matrix(rows, columns)
-    }
-
-    /// A table that rows are looked up in.
-    fn table(&self, rows: usize, columns: usize) -> u128 {
-        let all = rows as u128 * columns as u128;
-        let bits = match self.format {
-            Format::Int4 => 4,
-            Format::Int8 => 8,
-            Format::Dense => 0,
-        };
-        let scheme = self.config.schemes.iter().find(|scheme| scheme.num_bits == bits);
-        match scheme {
-            // As it is in its file.
-            Some(scheme) if self.config.packs.tables && self.runs == Runs::Fast => {
-                all * bits as u128 / 8 + 2 * all / scheme.group_size.unwrap_or(columns) as u128
-            }
-            _ => all * self.element,
-        }
-    }
-
-    fn weights(&self) -> u128 {
-        let Config { vocab_size: vocab, hidden_size: hidden, .. } = *self.config;
-        let mut bytes = self.table(vocab, hidden) + hidden as u128 * self.element;
-        // A second form of the table multiplies, unless the one that is looked up in can.
-        let is_packed = self.config.packs.tables && self.format != Format::Dense;
-        let compiled = matches!(self.runs, Runs::Compiled { .. });
-        if !self.config.tie_word_embeddings || compiled || is_packed {
-            bytes += self.matrix(vocab, hidden);
-        }
-        let per_layer = self.config.hidden_size_per_layer_input;
-        if per_layer > 0 {
-            let width = self.config.layers.len() * per_layer;
-            bytes += self.table(self.config.vocab_size_per_layer_input, width)
-                + self.matrix(width, hidden)
-                + per_layer as u128 * self.element;
-        }
-        bytes + self.config.layers.iter().map(|layer| self.layer(layer)).sum::<u128>()
-    }
-
-    fn layer(&self, layer: &LayerPlan) -> u128 {
-        let (hidden, heads) = (self.config.hidden_size, self.config.num_attention_heads);
-        let (dim, width) = (layer.head_dim, layer.intermediate_size);
-        let (q, kv) = (heads * dim, layer.num_key_value_heads * dim);
-        let mut norms = 4 * hidden + dim + usize::from(self.config.traits.has_layer_scalar);
-        let mut bytes = self.matrix(q, hidden)
-            + self.matrix(hidden, q)
-            + 2 * self.matrix(width, hidden)
-            + self.matrix(hidden, width);
-        if let Plan::Own { k_eq_v } = layer.key_values {
-            norms += dim;
-            bytes += self.matrix(kv, hidden) * if k_eq_v { 1 } else { 2 };
-        }
-        let per_layer = self.config.hidden_size_per_layer_input;
-        if per_layer > 0 {
-            norms += hidden;
-            bytes += self.matrix(per_layer, hidden) + self.matrix(hidden, per_layer);
-        }
-        if let Some(plan) = self.config.experts {
-            let (experts, width) = (plan.num_experts, plan.moe_intermediate_size);
-            // Three norms and the router's factors of columns, and its factors of experts.
-            norms += 4 * hidden + experts;
-            let packs = self.config.packs;
-            let matrix = |rows, columns| self.matrix_if(packs.experts, rows, columns);
-            let one = 2 * matrix(width, hidden) + matrix(hidden, width);
-            bytes += self.matrix_if(packs.router, experts, hidden) + experts as u128 * one;
-        }
-        bytes + norms as u128 * self.element
-    }
-
     fn cache(&self) -> u128 {
         let owners = self.config.layers.iter().filter(|l| matches!(l.key_values, Plan::Own { .. }));
         owners.map(|layer| self.rings(layer)).sum()

@@ -57,6 +57,16 @@ impl<R: Record> IntegerMatrix<R> {
         columns > 0 && columns.is_multiple_of(R::COLUMNS)
     }
 
+    /// Records over rows, and over columns.
+    fn records_of([rows, columns]: [usize; 2]) -> [usize; 2] {
+        [rows.div_ceil(ROWS), columns / R::COLUMNS]
+    }
+
+    /// Bytes that a weight of `shape` has in memory.
+    pub(super) fn bytes_of(shape: [usize; 2]) -> usize {
+        Self::records_of(shape).iter().product::<usize>() * size_of::<R>()
+    }
+
     /// A weight whose records `fill(rows, records)` fills, sixteen rows at a time, on all threads.
     ///
     /// # Errors
@@ -69,7 +79,7 @@ impl<R: Record> IntegerMatrix<R> {
         fill: &(dyn Fn(Range<usize>, &mut [R]) + Sync),
     ) -> Result<Self> {
         check_len("whole records", columns, columns / R::COLUMNS * R::COLUMNS)?;
-        let (blocks, block) = (rows.div_ceil(ROWS), columns / R::COLUMNS);
+        let [blocks, block] = Self::records_of([rows, columns]);
         let mut records = Huge::<R>::zeroed(blocks * block)?;
         let parts = Shared::new(&mut records);
         kernels.pool.run(blocks, &|index| {

@@ -39,7 +39,67 @@ pub(crate) enum Matrix {
     Bf16(Bf16Matrix),
 }
 
+/// The forms of a [`Matrix`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixForm {
+    W4,
+    W8,
+    Q4K,
+    Q5K,
+    Q6K,
+    Bf16,
+}
+
+impl MatrixForm {
+    /// This form, or bfloat16 where it has no rows of `columns` columns.
+    pub(crate) fn or_bf16(self, columns: usize) -> Self {
+        let fits = match self {
+            Self::W4 => W4Matrix::fits(columns),
+            Self::W8 => W8Matrix::fits(columns),
+            Self::Q4K => Q4KMatrix::fits(columns),
+            Self::Q5K => Q5KMatrix::fits(columns),
+            Self::Q6K => Q6KMatrix::fits(columns),
+            Self::Bf16 => true,
+        };
+        if fits { self } else { Self::Bf16 }
+    }
+
+    /// Of a value.
+    pub(crate) const fn bits(self) -> usize {
+        match self {
+            Self::W4 | Self::Q4K => 4,
+            Self::Q5K => 5,
+            Self::Q6K => 6,
+            Self::W8 => 8,
+            Self::Bf16 => 16,
+        }
+    }
+
+    /// Bytes of a matrix `[rows, columns]`, whose columns the form has.
+    pub(crate) fn bytes(self, shape: [usize; 2]) -> usize {
+        match self {
+            Self::W4 => W4Matrix::bytes_of(shape),
+            Self::W8 => W8Matrix::bytes_of(shape),
+            Self::Q4K => Q4KMatrix::bytes_of(shape),
+            Self::Q5K => Q5KMatrix::bytes_of(shape),
+            Self::Q6K => Q6KMatrix::bytes_of(shape),
+            Self::Bf16 => size_of::<bf16>() * shape[0] * shape[1],
+        }
+    }
+}
+
 impl Matrix {
+    pub(crate) const fn form(&self) -> MatrixForm {
+        match self {
+            Self::W4(_) => MatrixForm::W4,
+            Self::W8(_) => MatrixForm::W8,
+            Self::Q4K(_) => MatrixForm::Q4K,
+            Self::Q5K(_) => MatrixForm::Q5K,
+            Self::Q6K(_) => MatrixForm::Q6K,
+            Self::Bf16(_) => MatrixForm::Bf16,
+        }
+    }
+
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -49,17 +109,6 @@ impl Matrix {
             Self::Q5K(matrix) => matrix.bytes(),
             Self::Q6K(matrix) => matrix.bytes(),
             Self::Bf16(matrix) => matrix.bytes(),
-        }
-    }
-
-    /// Of a value.
-    pub(crate) const fn bits(&self) -> usize {
-        match self {
-            Self::W4(_) | Self::Q4K(_) => 4,
-            Self::Q5K(_) => 5,
-            Self::Q6K(_) => 6,
-            Self::W8(_) => 8,
-            Self::Bf16(_) => 16,
         }
     }
 

@@ -34,7 +34,7 @@ mod w8;
 pub(crate) use attention::{KeyValues, attend};
 pub(crate) use bf16::{Bf16Matrix, Values};
 pub(crate) use k::{KBlock, Q4KMatrix, Q5KMatrix, Q6KMatrix};
-pub(crate) use matrix::{Matrix, Product, best, gated, multiply};
+pub(crate) use matrix::{Matrix, MatrixForm, Product, best, gated, multiply};
 pub(crate) use memory::Huge;
 pub(crate) use pool::Pool;
 pub(crate) use rows::each_row;

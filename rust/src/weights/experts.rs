@@ -183,7 +183,7 @@ impl Weights {
             && let Some(matrices) = self.repack_stack(name, stack.shape, &stored)?
         {
             for matrix in &matrices {
-                self.bits = self.bits.min(matrix.bits());
+                self.bits = self.bits.min(matrix.form().bits());
                 self.bytes += matrix.bytes() as u64;
             }
             return Ok(matrices);

@@ -12,13 +12,14 @@ use std::{
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::{Entry, Region, Shard, Weights};
+use super::{Entry, Region, Shard, Weights, kept::form_of_type};
 use crate::{
     aten::{DType, MappedFile, Tensor},
     error::Result,
     gguf::{Gguf, MOST, ROPE_FREQS, Type, dequantize, hugging_face_name, integers, k_block},
     kernels::{
-        GROUP_SIZE, KBlock, Matrix, Pool, Q4KMatrix, Q5KMatrix, Q6KMatrix, W4Matrix, W8Matrix,
+        GROUP_SIZE, KBlock, Matrix, MatrixForm, Pool, Q4KMatrix, Q5KMatrix, Q6KMatrix, W4Matrix,
+        W8Matrix,
     },
 };
 
@@ -235,31 +236,22 @@ impl Weights {
     ) -> Result<Option<Matrix>> {
         let kernels = self.kernels()?;
         let bytes = region.bytes();
-        let (kind, columns) = (blocks.kind, shape[1]);
+        let kind = blocks.kind;
         let size = kind.block().1;
         let bytes_of = |index: usize| &bytes[index * size..(index + 1) * size];
         let k = |index: usize| k_block(kind, bytes_of(index)).unwrap_or(KBlock::NONE);
-        let matrix = match kind {
-            Type::Q4_0 if W4Matrix::fits(columns) => {
-                W4Matrix::of_q4_0(shape, bytes, &kernels)?.map(Matrix::W4)
-            }
-            // Five bits too: the integers are the same in eight.
-            Type::Q8_0 | Type::Q5_0 if W8Matrix::fits(columns) => {
+        let matrix = match form_of_type(kind, shape[1]) {
+            MatrixForm::W4 => W4Matrix::of_q4_0(shape, bytes, &kernels)?.map(Matrix::W4),
+            MatrixForm::W8 => {
                 let group = |index: usize| {
                     integers(kind, bytes_of(index)).unwrap_or((f16::NAN, [0; GROUP_SIZE]))
                 };
                 W8Matrix::of_halves(shape, &group, &kernels)?.map(Matrix::W8)
             }
-            Type::Q4K if Q4KMatrix::fits(columns) => {
-                Q4KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q4K)
-            }
-            Type::Q5K if Q5KMatrix::fits(columns) => {
-                Q5KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q5K)
-            }
-            Type::Q6K if Q6KMatrix::fits(columns) => {
-                Q6KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q6K)
-            }
-            _ => None,
+            MatrixForm::Q4K => Q4KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q4K),
+            MatrixForm::Q5K => Q5KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q5K),
+            MatrixForm::Q6K => Q6KMatrix::of_blocks(shape, &k, &kernels)?.map(Matrix::Q6K),
+            MatrixForm::Bf16 => None,
         };
         if matrix.is_some() {
             self.taken.insert(name.to_owned());

@@ -63,7 +63,7 @@ impl Weights {
         };
         let matrix = match packed {
             Some(matrix) => {
-                self.bits = self.bits.min(matrix.bits());
+                self.bits = self.bits.min(matrix.form().bits());
                 matrix
             }
             None => Matrix::Bf16(self.dense(name, shape)?),

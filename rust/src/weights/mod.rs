@@ -10,11 +10,13 @@ mod files;
 mod form;
 mod gguf;
 mod host;
+mod kept;
 mod packed;
 
 pub(crate) use experts::Stack;
 pub(crate) use form::{Arithmetic, Form};
 pub(crate) use host::Table;
+pub(crate) use kept::{Stored, form_of_scheme};
 
 use std::{
     cell::OnceCell,

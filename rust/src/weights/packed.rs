@@ -13,12 +13,12 @@ use std::{
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::{Entry, Region, Weights, brief, is_other, model_dtype};
+use super::{Entry, Region, Weights, brief, is_other, kept::form_of_scheme, model_dtype};
 use crate::{
     aten::{DType, MappedFile, Tensor},
     config::Scheme,
     error::{Error, Result},
-    kernels::{GROUP_SIZE, Matrix, Pool, W4Matrix, W8Matrix},
+    kernels::{GROUP_SIZE, Matrix, MatrixForm, Pool, W4Matrix, W8Matrix},
 };
 
 /// Values that a thread unpacks before it looks for more to do.
@@ -177,10 +177,8 @@ impl Weights {
     pub(super) fn repack(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Matrix>> {
         let found = self.packed(name, shape)?;
         let (layout, numbers) = (found.layout, found.numbers);
-        let (bits, columns) = (layout.scheme.num_bits, shape[1]);
-        let has_kernel = layout.scheme.has_groups_of(GROUP_SIZE)
-            && (bits == 4 && W4Matrix::fits(columns) || bits == 8 && W8Matrix::fits(columns));
-        if !has_kernel {
+        let form = form_of_scheme(layout.scheme, shape[1]);
+        if form == MatrixForm::Bf16 {
             return Ok(None);
         }
         let kernels = self.kernels()?;
@@ -189,7 +187,7 @@ impl Weights {
         if is_half && factors.iter().any(|&bits| !f16::from_bits(bits).is_finite()) {
             return Ok(None);
         }
-        let matrix = if bits == 4 {
+        let matrix = if form == MatrixForm::W4 {
             let factors = (&*factors, is_half);
             Matrix::W4(W4Matrix::of_words(shape, numbers.words, factors, &kernels)?)
         } else {

@@ -174,6 +174,19 @@ proptest! {
 }
 
 #[test]
+fn a_form_and_a_shape_tell_the_bytes_that_a_matrix_has() {
+    for shape in [[1, 256], [33, 64], [16, 96], [100, 512]] {
+        for (matrix, _) in matrices(shape) {
+            let form = matrix.form();
+            assert_eq!(form.or_bf16(shape[1]), form);
+            assert_eq!(form.bytes(shape), matrix.bytes(), "{form:?} {shape:?}");
+        }
+    }
+    assert_eq!(MatrixForm::W4.or_bf16(96), MatrixForm::Bf16);
+    assert_eq!(MatrixForm::Q6K.or_bf16(128), MatrixForm::Bf16);
+}
+
+#[test]
 fn a_token_gets_the_same_bits_alone_and_among_others_with_any_number_of_threads() {
     let (rows, count) = if cfg!(miri) { (20, 3) } else { (100, 19) };
     for (matrix, _) in matrices([rows, 256]) {
