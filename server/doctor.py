@@ -206,7 +206,7 @@ def _checkpoint(models: Sequence[str], places: list[Path] | CheckpointError | No
 def _memory(
     places: list[Path] | CheckpointError | None, load: Load, *, simulate_tpu: bool = False
 ) -> Check:
-    """What the checkpoint needs, by its config.json, against what there is, and what to do if that is less."""
+    """What the checkpoint needs, by its config.json or a GGUF file's header, against what there is, and what to do if that is less."""
     on_chip = load.on_tpu and not simulate_tpu
     available = HBM_BYTES if on_chip else _available_bytes()
     if available is None:
@@ -260,7 +260,8 @@ def _total(needed: dict[str, Any]) -> int:
 def _advice(folders: Sequence[Path], load: Load, available: int) -> str:
     """The first change after which it fits, or that there is none."""
     least = None
-    for flags, options in _changes(load):
+    is_gguf = not all(map(Path.is_dir, folders))
+    for flags, options in _changes(load, is_gguf=is_gguf):
         total = _total(_needed(folders, load, **options))
         if total <= available:
             return f"It fits with {flags} ({_gb(total)})"
@@ -269,14 +270,18 @@ def _advice(folders: Sequence[Path], load: Load, available: int) -> str:
     return f"Take a smaller model or a larger machine{tried}"
 
 
-def _changes(load: Load) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(load: Load, *, is_gguf: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """What may be changed, the change that costs least first: flags, and the options of `memory_needed` that they are."""
     contexts = [load.context >> halved for halved in range(load.context.bit_length())]
     contexts = [context for context in contexts if context >= SHORTEST_CONTEXT]
     if not load.on_tpu:
         yield from ((f"--context {context}", {"context": context}) for context in contexts[1:])
-        packed = {"arithmetic": "fast", "weight_format": "int4", "dtype": "bfloat16"}
-        yield "a W4A16 checkpoint of it", packed
+        fast = {"arithmetic": "fast", "dtype": "bfloat16"}
+        named = "--dtype bfloat16" if load.dtype not in (None, "bfloat16") else ""
+        if load.device == "cpu" and (load.exact or named):
+            yield f"--fast {named}".strip(), fast
+        smaller = "a Q4_0 file of it" if is_gguf else "a W4A16 checkpoint of it"
+        yield smaller, fast | {"weight_format": "int4"}
         return
     for slots in (load.slots, FEWEST_SLOTS):
         for context in contexts:

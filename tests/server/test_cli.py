@@ -267,7 +267,7 @@ def members_memory(member: str, load: doctor.Load, available: int | None = None)
     with pytest.MonkeyPatch.context() as patch:
         if available is not None:
             patch.setattr(doctor, "_available_bytes", lambda: available)
-        return doctor._memory([str(E2B.parent / member)], load)
+        return doctor._memory([E2B.parent / member], load)
 
 
 def test_doctor_says_what_a_model_needs_before_it_is_loaded_and_what_to_do_if_that_is_too_much() -> (
@@ -299,11 +299,11 @@ def test_doctor_measures_a_chip_by_its_own_memory() -> None:
     large = members_memory("26b_a4b", chip)
     assert "a smaller model or a larger machine" in large["message"]
     # The simulated chip has the machine's memory.
-    simulated = doctor._memory([str(E2B)], chip, simulate_tpu=True)
+    simulated = doctor._memory([E2B], chip, simulate_tpu=True)
     assert simulated["available_bytes"] != 16_000_000_000
 
 
 def test_doctor_does_not_guess_the_memory_of_a_model_that_is_not_here() -> None:
-    check = doctor._memory(["google/gemma-4-E2B-it"], doctor.Load())
+    check = doctor._memory(None, doctor.Load())
     assert (check["status"], "needed_bytes" in check) == ("warning", False)
     assert "not known" in check["message"]
