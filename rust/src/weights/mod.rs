@@ -12,6 +12,7 @@ mod gguf;
 mod host;
 mod kept;
 mod packed;
+mod words;
 
 pub(crate) use experts::Stack;
 pub(crate) use form::{Arithmetic, Form};
