@@ -21,7 +21,9 @@ use std::{
 pub(crate) use blocks::{MOST, dequantize, integers, k_block};
 pub(crate) use config::{config, key_of};
 use cursor::Cursor;
-pub(crate) use files::{files_of, is_gguf};
+pub(crate) use files::files_of;
+#[cfg(feature = "python")]
+pub(crate) use files::is_gguf;
 pub(crate) use metadata::{Metadata, Value};
 pub(crate) use names::{ROPE_FREQS, hugging_face_name};
 pub(crate) use tensors::TensorInfo;
