@@ -1,6 +1,6 @@
-//! Tokens in fixed point: what instructions that multiply bytes take in.
+//! Tokens in fixed point: what instructions that multiply integers take in.
 //!
-//! Thirty-two columns share a power of two, and a value is an integer of 15 bits times it, in two bytes: 256 · `high` + `low`. A bfloat16
+//! Thirty-two columns share a power of two, and a value is an integer of 15 bits times it, in two bytes. A bfloat16
 //! has eight significant bits, so all values down to a 64th of the group's largest are exact, and smaller ones are wrong
 //! by at most 2^-14 of the largest: a 32nd of what rounding the largest to bfloat16 cost.
 
@@ -20,13 +20,21 @@ const LEAST: i32 = -100;
 /// What is added to a float32 to have an integer in its low bits.
 const MAGIC: f32 = 12_582_912.0; // 1.5 · 2^23
 
+/// What the two words of four columns are, each of which a product takes in in all lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// With signs, the high bytes and the low bytes: an integer is 256 times the one plus the other.
+    Bytes,
+    /// Integers of 16 bits: of columns 0 and 2, and of columns 1 and 3.
+    Pairs,
+}
+
 /// Columns of a token.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Fixed {
-    /// Fours of columns.
-    pub(super) high: [[i8; 4]; GROUP / 4],
-    pub(super) low: [[i8; 4]; GROUP / 4],
+    /// First and second words of each four columns, as the [`Form`] has it; the first column's is lowest.
+    pub(super) words: [[u32; GROUP / 4]; 2],
     /// Sums of the first and the second sixteen integers.
     pub(super) halves: [i32; 2],
     /// Sum of all.
@@ -37,12 +45,12 @@ pub(super) struct Fixed {
 
 for_each_set! {
     /// `x` in groups of 32 columns, as many as `out` has.
-    pub(super) fn fix(x: &[bf16], out: &mut [Fixed]) = fix_inner
+    pub(super) fn fix(x: &[bf16], form: Form, out: &mut [Fixed]) = fix_inner
 }
 
 #[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 #[inline(always)]
-fn fix_inner<const FUSED: bool>(x: &[bf16], out: &mut [Fixed]) {
+fn fix_inner<const FUSED: bool>(x: &[bf16], form: Form, out: &mut [Fixed]) {
     let (groups, _) = x.as_chunks::<GROUP>();
     for (x, out) in groups.iter().zip(out) {
         // Sizes of floating-point numbers are in the order of their bits.
@@ -58,10 +66,26 @@ fn fix_inner<const FUSED: bool>(x: &[bf16], out: &mut [Fixed]) {
         for (half, integers) in halves.iter_mut().zip(integers.as_chunks::<{ GROUP / 2 }>().0) {
             *half = integers.iter().fold(0, |sum, &q| sum.wrapping_add(q));
         }
-        let high = integers.map(|q| (q.wrapping_add(128) >> 8) as i8);
-        let low = integers.map(|q| q as i8);
-        out.high.as_flattened_mut().copy_from_slice(&high);
-        out.low.as_flattened_mut().copy_from_slice(&low);
+        match form {
+            Form::Bytes => {
+                let high = integers.map(|q| (q.wrapping_add(128) >> 8) as u8);
+                let low = integers.map(|q| q as u8);
+                for (words, bytes) in out.words.iter_mut().zip([high, low]) {
+                    for (word, four) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                        *word = u32::from_le_bytes(*four);
+                    }
+                }
+            }
+            Form::Pairs => {
+                let pair = |low: i32, high: i32| (low & 0xffff | high << 16).cast_unsigned();
+                let [first, second] = &mut out.words;
+                let words = first.iter_mut().zip(second);
+                for ((first, second), four) in words.zip(integers.as_chunks::<4>().0) {
+                    *first = pair(four[0], four[2]);
+                    *second = pair(four[1], four[3]);
+                }
+            }
+        }
         out.halves = halves;
         out.sum = halves[0].wrapping_add(halves[1]);
         out.factor = if is_finite { power_of_two(exponent + 1 - BITS) } else { f32::NAN };
@@ -82,23 +106,43 @@ mod tests {
     use super::*;
     use crate::kernels::InstructionSet;
 
-    fn value(fixed: &Fixed, column: usize) -> f64 {
-        let byte = |plane: &[[i8; 4]]| f64::from(plane.as_flattened()[column]);
-        (256.0 * byte(&fixed.high) + byte(&fixed.low)) * f64::from(fixed.factor)
+    fn integer(fixed: &Fixed, form: Form, column: usize) -> i16 {
+        let words = fixed.words.map(|words| words[column / 4]);
+        match form {
+            Form::Bytes => {
+                let [high, low] = words.map(|word| word.to_le_bytes()[column % 4].cast_signed());
+                256 * i16::from(high) + i16::from(low)
+            }
+            Form::Pairs => (words[column % 2] >> (column % 4 / 2 * 16)) as i16,
+        }
     }
 
+    fn value(fixed: &Fixed, column: usize) -> f64 {
+        f64::from(integer(fixed, Form::Bytes, column)) * f64::from(fixed.factor)
+    }
+
+    /// In bytes, after a look at whether it is the same in every form with every instruction set.
     fn fixed(x: &[bf16; GROUP]) -> Fixed {
-        let mut out = [Fixed::default()];
-        fix(InstructionSet::Portable, x, &mut out);
+        let of = |set, form| {
+            let mut out = [Fixed::default()];
+            fix(set, x, form, &mut out);
+            out[0]
+        };
+        let wanted = of(InstructionSet::Portable, Form::Bytes);
         for set in InstructionSet::available() {
-            let mut other = [Fixed::default()];
-            fix(set, x, &mut other);
-            let bits = |fixed: &Fixed| {
-                (fixed.high, fixed.low, fixed.halves, fixed.sum, fixed.factor.to_bits())
-            };
-            assert_eq!(bits(&other[0]), bits(&out[0]), "{set:?}");
+            for form in [Form::Bytes, Form::Pairs] {
+                let found = of(set, form);
+                let sums = |fixed: &Fixed| (fixed.halves, fixed.sum, fixed.factor.to_bits());
+                assert_eq!(sums(&found), sums(&wanted), "{set:?}");
+                // Where a value is no number, integers mean nothing.
+                for column in 0..if wanted.factor.is_nan() { 0 } else { GROUP } {
+                    let integers =
+                        (integer(&found, form, column), integer(&wanted, Form::Bytes, column));
+                    assert_eq!(integers.0, integers.1, "{set:?} {form:?}");
+                }
+            }
         }
-        out[0]
+        wanted
     }
 
     proptest! {

@@ -22,7 +22,7 @@ pub(super) enum Takes {
     Narrow,
     /// float32, for instructions that multiply nothing else.
     Wide,
-    /// Fixed point, for those that multiply bytes.
+    /// Fixed point, for those that multiply integers.
     Fixed,
 }
 
@@ -64,7 +64,9 @@ impl<'a> Input<'a> {
                 },
             )?;
         }
-        if takes(Takes::Fixed) {
+        if let Some(form) = kernels.set.multiplies()
+            && takes(Takes::Fixed)
+        {
             // A matrix of integers has whole groups; where there is none, none is read.
             let groups = columns / fixed::GROUP;
             fixed.resize(tokens * groups, Fixed::default());
@@ -74,7 +76,7 @@ impl<'a> Input<'a> {
                 (&mut fixed, groups),
                 (&mut [(); 0], 0),
                 &|token, out, _| {
-                    fix(kernels.set, of(token), out);
+                    fix(kernels.set, of(token), form, out);
                 },
             )?;
         }

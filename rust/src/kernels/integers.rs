@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use super::{
-    InstructionSet, Kernels, check_len, for_each_set,
+    InstructionSet, Kernels, check_len,
+    fixed::Form,
     input::Input,
     matrix::{ROWS, Sums},
     memory::{Huge, Plain, Shared},
-    multiply_add,
 };
 use crate::error::Result;
 
@@ -113,11 +113,11 @@ pub(super) trait SumsOfBlocks {
 }
 
 #[cfg(target_arch = "x86_64")]
-use super::integers_avx512::Vectors;
+use super::{integers_avx2::Halves, integers_avx512::Vectors};
 #[cfg(not(target_arch = "x86_64"))]
-use Record as Vectors;
+use {Record as Halves, Record as Vectors};
 
-impl<R: Vectors> SumsOfBlocks for IntegerMatrix<R> {
+impl<R: Halves + Vectors> SumsOfBlocks for IntegerMatrix<R> {
     fn sums(
         &self,
         set: InstructionSet,
@@ -127,44 +127,42 @@ impl<R: Vectors> SumsOfBlocks for IntegerMatrix<R> {
     ) {
         let count = self.columns / R::COLUMNS;
         let records = &self.records[blocks.start * count..blocks.end * count];
-        #[cfg(target_arch = "x86_64")]
-        if set.multiplies_bytes() {
-            let weights = (records, self.is_half);
-            super::integers_avx512::blocks(weights, count, input.fixed(tokens), sums);
-            return;
-        }
-        let count_tokens = tokens.len();
-        let x = input.wide(tokens);
-        for (records, sums) in records.chunks_exact(count).zip(sums.chunks_exact_mut(count_tokens))
-        {
-            block(set, (records, self.is_half), x, sums);
+        let weights = (records, self.is_half);
+        match set.multiplies() {
+            #[cfg(target_arch = "x86_64")]
+            Some(Form::Bytes) => {
+                super::integers_avx512::blocks(weights, count, input.fixed(tokens), sums);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Some(Form::Pairs) => {
+                super::integers_avx2::blocks(weights, count, input.fixed(tokens), sums);
+            }
+            _ => {
+                let sums = sums.chunks_exact_mut(tokens.len());
+                let x = input.wide(tokens);
+                for (records, sums) in records.chunks_exact(count).zip(sums) {
+                    block((records, self.is_half), x, sums);
+                }
+            }
         }
     }
 }
 
-for_each_set! {
-    /// Sums of sixteen rows with each token of `x` `[tokens, columns]`.
-    fn block<R: Record>(weight: (&[R], bool), x: &[f32], sums: &mut [Sums]) = block_inner
-}
-
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
-#[inline(always)]
-fn block_inner<R: Record, const FUSED: bool>(weight: (&[R], bool), x: &[f32], sums: &mut [Sums]) {
+/// Sums of sixteen rows with each token of `x` `[tokens, columns]`.
+fn block<R: Record>(weight: (&[R], bool), x: &[f32], sums: &mut [Sums]) {
     let columns = weight.0.len() * R::COLUMNS;
     let (several, rest) = sums.as_chunks_mut::<AT_ONCE>();
     let (x_several, x_rest) = x.split_at(several.len() * AT_ONCE * columns);
     for (sums, x) in several.iter_mut().zip(x_several.chunks_exact(AT_ONCE * columns)) {
-        tokens::<R, FUSED, AT_ONCE>(weight, x, sums);
+        tokens::<R, AT_ONCE>(weight, x, sums);
     }
     for (sums, x) in rest.iter_mut().zip(x_rest.chunks_exact(columns)) {
-        tokens::<R, FUSED, 1>(weight, x, std::array::from_mut(sums));
+        tokens::<R, 1>(weight, x, std::array::from_mut(sums));
     }
 }
 
 /// Plain Rust over the lanes of one vector, which the compiler makes vectors of where it may.
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
-#[inline(always)]
-fn tokens<R: Record, const FUSED: bool, const T: usize>(
+fn tokens<R: Record, const T: usize>(
     (records, is_half): (&[R], bool),
     x: &[f32],
     out: &mut [Sums; T],
@@ -185,7 +183,7 @@ fn tokens<R: Record, const FUSED: bool, const T: usize>(
                     for (x, sums) in x.iter().zip(&mut sums) {
                         let x = x[first + 4 * four + column];
                         for (sum, weight) in sums.iter_mut().zip(weights) {
-                            *sum = multiply_add::<FUSED>(weight, x, *sum);
+                            *sum += weight * x;
                         }
                     }
                 }
@@ -193,7 +191,7 @@ fn tokens<R: Record, const FUSED: bool, const T: usize>(
             let factors: [_; ROWS] = std::array::from_fn(|lane| record.factor(part, lane, is_half));
             for (total, sums) in total.iter_mut().zip(&sums) {
                 for lane in 0..ROWS {
-                    total[lane] = multiply_add::<FUSED>(sums[lane], factors[lane], total[lane]);
+                    total[lane] += sums[lane] * factors[lane];
                 }
             }
             if R::HAS_MINIMA {
@@ -201,7 +199,7 @@ fn tokens<R: Record, const FUSED: bool, const T: usize>(
                 for (total, x) in total.iter_mut().zip(x) {
                     let x = sum_of(&x[first..first + R::SHARING]);
                     for lane in 0..ROWS {
-                        total[lane] = multiply_add::<FUSED>(-minima[lane], x, total[lane]);
+                        total[lane] -= minima[lane] * x;
                     }
                 }
             }
@@ -211,8 +209,6 @@ fn tokens<R: Record, const FUSED: bool, const T: usize>(
 }
 
 /// In eight lanes.
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
-#[inline(always)]
 fn sum_of(x: &[f32]) -> f32 {
     let mut lanes = [0.0; 8];
     for x in x.as_chunks::<8>().0 {

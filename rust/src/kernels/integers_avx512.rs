@@ -110,8 +110,8 @@ unsafe fn block<R: Vectors, const T: usize>(
                 for token in 0..T {
                     // SAFETY: the token has the group.
                     let x = unsafe { x.get_unchecked(token * groups + group) };
-                    high[token] = _mm512_dpbusd_epi32(high[token], bytes, each(x.high[four]));
-                    low[token] = _mm512_dpbusd_epi32(low[token], bytes, each(x.low[four]));
+                    high[token] = _mm512_dpbusd_epi32(high[token], bytes, each(x.words[0][four]));
+                    low[token] = _mm512_dpbusd_epi32(low[token], bytes, each(x.words[1][four]));
                 }
             }
             // SAFETY: the machine has the instructions.
@@ -145,8 +145,8 @@ unsafe fn block<R: Vectors, const T: usize>(
 
 /// Four bytes in every lane.
 #[target_feature(enable = "avx512f")]
-fn each(four: [i8; 4]) -> __m512i {
-    _mm512_set1_epi32(i32::from_ne_bytes(four.map(i8::cast_unsigned)))
+fn each(four: u32) -> __m512i {
+    _mm512_set1_epi32(four.cast_signed())
 }
 
 #[target_feature(enable = "avx512f")]

@@ -129,7 +129,7 @@ impl Matrix {
         match self {
             Self::Bf16(_) if set.multiplies_bfloats() => Takes::Narrow,
             Self::Bf16(_) => Takes::Wide,
-            _ if set.multiplies_bytes() => Takes::Fixed,
+            _ if set.multiplies().is_some() => Takes::Fixed,
             _ => Takes::Wide,
         }
     }

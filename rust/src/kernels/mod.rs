@@ -17,6 +17,8 @@ mod fixed;
 mod input;
 mod integers;
 #[cfg(target_arch = "x86_64")]
+mod integers_avx2;
+#[cfg(target_arch = "x86_64")]
 mod integers_avx512;
 mod k;
 mod matrix;
@@ -45,6 +47,7 @@ pub(crate) use w4::{GROUP_SIZE, W4Matrix};
 pub(crate) use w8::W8Matrix;
 
 use crate::error::{Error, Result};
+use fixed::Form;
 
 /// With what kernels run: the machine's instructions, and its threads.
 pub(crate) struct Kernels {
@@ -80,9 +83,9 @@ impl Kernels {
 pub(crate) enum InstructionSet {
     /// Whatever the compiler makes of plain Rust.
     Portable,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL.
+    /// AVX2, FMA and F16C, and AVX-512 F, BW, DQ and VL.
     Avx512,
     /// These, and AVX-512 VNNI, for integers.
     Avx512Vnni,
@@ -111,9 +114,13 @@ impl InstructionSet {
         matches!(self, Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16)
     }
 
-    /// Whether it has products of bytes, which those of integer weights are made of.
-    pub(crate) const fn multiplies_bytes(self) -> bool {
-        matches!(self, Self::Avx512Vnni | Self::Avx512Bf16)
+    /// As what integers its products take tokens in where weights are integers; `None`: as float32.
+    const fn multiplies(self) -> Option<Form> {
+        match self {
+            Self::Portable => None,
+            Self::Avx2 | Self::Avx512 => Some(Form::Pairs),
+            Self::Avx512Vnni | Self::Avx512Bf16 => Some(Form::Bytes),
+        }
     }
 
     /// Whether it has products of bfloat16.
@@ -128,17 +135,23 @@ impl InstructionSet {
 
     #[cfg(target_arch = "x86_64")]
     fn is_available(self) -> bool {
-        let has_avx512 = || {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-        };
         match self {
             Self::Portable => true,
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            Self::Avx512 => has_avx512() && is_x86_feature_detected!("fma"),
-            Self::Avx512Vnni => has_avx512() && is_x86_feature_detected!("avx512vnni"),
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            Self::Avx512Vnni => {
+                Self::Avx512.is_available() && is_x86_feature_detected!("avx512vnni")
+            }
             Self::Avx512Bf16 => {
                 Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16")
             }

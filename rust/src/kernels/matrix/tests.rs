@@ -207,6 +207,72 @@ fn a_token_gets_the_same_bits_alone_and_among_others_with_any_number_of_threads(
 }
 
 #[test]
+fn integer_weights_give_the_same_bits_with_all_instructions_that_multiply_integers() {
+    let sets = || InstructionSet::available().into_iter().filter(|set| set.multiplies().is_some());
+    for (matrix, _) in matrices([50, 512]) {
+        if matrix.bits() == 16 {
+            continue;
+        }
+        let x = tokens(3, 512, 6);
+        let bits: Vec<_> = sets()
+            .map(|set| {
+                let kernels = Kernels::new(1, Some(set)).unwrap();
+                let mut out = vec![f32::NAN; 3 * 50];
+                multiply(&kernels, &x, &mut [Product::whole(&matrix, &mut out)]).unwrap();
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            })
+            .collect();
+        for (set, found) in sets().zip(&bits) {
+            assert_eq!(found, &bits[0], "{set:?}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_integers_times_the_largest_tokens_are_added_up_without_saturation() {
+    let kernels = Kernels::new(1, None).unwrap();
+    let eight = |integer: u8| {
+        let group = |_| (f16::ONE, [integer; GROUP_SIZE]);
+        let matrix = W8Matrix::of_halves([16, 256], &group, &kernels).unwrap().unwrap();
+        (Matrix::W8(matrix), f64::from(integer) - 128.0)
+    };
+    let block = |integer: u8| KBlock {
+        d: f16::ONE,
+        dmin: f16::ZERO,
+        scales: [1; 16],
+        integers: [integer; 256],
+    };
+    let (four, five, six) = (
+        Q4KMatrix::of_blocks([16, 256], &|_| block(15), &kernels).unwrap().unwrap(),
+        Q5KMatrix::of_blocks([16, 256], &|_| block(31), &kernels).unwrap().unwrap(),
+        Q6KMatrix::of_blocks([16, 256], &|_| block(63), &kernels).unwrap().unwrap(),
+    );
+    let all = [
+        eight(0),
+        eight(255),
+        (Matrix::Q4K(four), 15.0),
+        (Matrix::Q5K(five), 31.0),
+        (Matrix::Q6K(six), 63.0 - 32.0),
+    ];
+    // In fixed point the first ones have a low byte of -128.
+    for value in [1.984375, -1.984375, 1.9921875, -1.9921875] {
+        let x = vec![bf16::from_f64(value); 256];
+        for (matrix, weight) in &all {
+            for set in InstructionSet::available() {
+                let kernels = Kernels::new(1, Some(set)).unwrap();
+                let mut out = vec![f32::NAN; 16];
+                multiply(&kernels, &x, &mut [Product::whole(matrix, &mut out)]).unwrap();
+                let wanted = weight * value * 256.0;
+                for found in out {
+                    let error = (f64::from(found) - wanted).abs();
+                    assert!(error <= wanted.abs() * 1e-6, "{set:?} {found} {wanted}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn some_rows_of_a_product_are_those_of_the_whole() {
     let x = tokens(3, 64, 4);
     for set in InstructionSet::available() {
