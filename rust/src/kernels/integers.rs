@@ -220,7 +220,6 @@ fn sum_of(x: &[f32]) -> f32 {
 }
 
 /// The finite float16 `bits` as float32, in operations that vectors have: its exponent counts from 15, not from 127.
-#[inline(always)]
 pub(super) fn wide_half(bits: u32) -> f32 {
     // 2^(127 - 15); a product of subnormals is exact too.
     const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
@@ -229,8 +228,6 @@ pub(super) fn wide_half(bits: u32) -> f32 {
 }
 
 /// The low or, where `is_high`, the high half of a word as float32: a float16 or a bfloat16.
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
-#[inline(always)]
 pub(super) fn half_of(pair: u32, is_high: bool, is_half: bool) -> f32 {
     match (is_half, is_high) {
         (true, _) => wide_half(pair >> (16 * u32::from(is_high)) & 0xffff),

@@ -50,14 +50,12 @@ pub(crate) type Q4KMatrix = IntegerMatrix<Record<0>>;
 pub(crate) type Q5KMatrix = IntegerMatrix<Record<ONE_BIT>>;
 pub(crate) type Q6KMatrix = IntegerMatrix<Record<TWO_BITS>>;
 
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 impl<const HIGH: usize> integers::Record for Record<HIGH> {
     const COLUMNS: usize = COLUMNS;
     const SHARING: usize = if HIGH == TWO_BITS { 16 } else { 32 };
     const ZERO: i32 = if HIGH == TWO_BITS { 32 } else { 0 };
     const HAS_MINIMA: bool = HIGH != TWO_BITS;
 
-    #[inline(always)]
     fn bytes(&self, four: usize) -> [u32; ROWS] {
         let (words, shift) = (&self.low[four / 2], 4 * (four % 2));
         let low: [_; ROWS] = std::array::from_fn(|lane| words[lane] >> shift & 0x0f0f_0f0f);
@@ -69,7 +67,6 @@ impl<const HIGH: usize> integers::Record for Record<HIGH> {
         std::array::from_fn(|lane| low[lane] | (words[lane] >> shift & mask) << 4)
     }
 
-    #[inline(always)]
     fn factor(&self, part: usize, lane: usize, _is_half: bool) -> f32 {
         let scale = self.scales[part][lane];
         let scale =
@@ -77,7 +74,6 @@ impl<const HIGH: usize> integers::Record for Record<HIGH> {
         wide_half(self.factors[lane] & 0xffff) * scale
     }
 
-    #[inline(always)]
     fn minimum(&self, part: usize, lane: usize) -> f32 {
         wide_half(self.factors[lane] >> 16) * f32::from(self.scales[part + MINIMA][lane])
     }

@@ -36,19 +36,16 @@ pub(crate) struct Record {
 // SAFETY: numbers only, aligned to 64 bytes.
 unsafe impl Plain for Record {}
 
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 impl integers::Record for Record {
     const COLUMNS: usize = COLUMNS;
     const SHARING: usize = GROUP_SIZE;
     const ZERO: i32 = 8;
 
-    #[inline(always)]
     fn bytes(&self, four: usize) -> [u32; ROWS] {
         let (words, shift) = (&self.words[four / 2], 4 * (four % 2));
         std::array::from_fn(|lane| words[lane] >> shift & 0x0f0f_0f0f)
     }
 
-    #[inline(always)]
     fn factor(&self, part: usize, lane: usize, is_half: bool) -> f32 {
         half_of(self.factors[lane], part == 1, is_half)
     }

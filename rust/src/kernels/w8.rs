@@ -34,18 +34,15 @@ pub(crate) struct Record {
 // SAFETY: numbers only, aligned to 64 bytes.
 unsafe impl Plain for Record {}
 
-#[expect(clippy::inline_always, reason = "compiled anew for the instructions of each caller")]
 impl integers::Record for Record {
     const COLUMNS: usize = COLUMNS;
     const SHARING: usize = GROUP_SIZE;
     const ZERO: i32 = 128;
 
-    #[inline(always)]
     fn bytes(&self, four: usize) -> [u32; ROWS] {
         self.words[four]
     }
 
-    #[inline(always)]
     fn factor(&self, part: usize, lane: usize, is_half: bool) -> f32 {
         half_of(self.factors[lane], part == 1, is_half)
     }
