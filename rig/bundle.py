@@ -59,7 +59,8 @@ SUFFIXES = {
     ".js",
     "",
 }
-LEFT_OUT = {"target", "__pycache__", "simulated"}
+# `tests.rs`: modules that only `cargo test` compiles.
+LEFT_OUT = {"target", "__pycache__", "simulated", "tests.rs"}
 
 LOCK = "requirements/lock.txt"
 PINS = "requirements/pins.txt"
