@@ -2,7 +2,8 @@
 //!
 //! Kernels take and give plain slices, and check their lengths at the door. The instruction set is chosen once at run
 //! time. All of them multiply bfloat16 values exactly and add up in float32, in an order that is each one's own and
-//! that depends on neither the number of tokens nor of threads.
+//! that depends on neither the number of tokens nor of threads; where weights are integers, tokens are taken in fixed point and
+//! a group's sum is exact.
 
 mod attention;
 #[cfg(target_arch = "x86_64")]
