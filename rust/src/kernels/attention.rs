@@ -250,10 +250,7 @@ fn attend_to_part(
     found: &mut Partial<'_>,
 ) {
     // As many heads at once as registers hold sums of.
-    let most = match set {
-        InstructionSet::Portable | InstructionSet::Avx2 => 2,
-        _ => 8,
-    };
+    let most = if set.is_avx512() { 8 } else { 2 };
     let (dim, width, heads) = (cache.head_dim, cache.width(), found.sum.len());
     let mut head = 0;
     while head < heads {

@@ -15,6 +15,11 @@ use super::{
 };
 use crate::error::Result;
 
+#[cfg(target_arch = "x86_64")]
+use super::{integers_avx2::Halves, integers_avx512::Vectors};
+#[cfg(not(target_arch = "x86_64"))]
+use {Record as Halves, Record as Vectors};
+
 /// Tokens for which plain Rust unpacks integers once.
 const AT_ONCE: usize = 4;
 
@@ -101,24 +106,10 @@ impl<R: Record> IntegerMatrix<R> {
     }
 }
 
-/// As [`super::Matrix::sums`] has it, of a matrix of integers of any kind.
-pub(super) trait SumsOfBlocks {
-    fn sums(
-        &self,
-        set: InstructionSet,
-        blocks: Range<usize>,
-        input: (&Input<'_>, Range<usize>),
-        sums: &mut [Sums],
-    );
-}
-
-#[cfg(target_arch = "x86_64")]
-use super::{integers_avx2::Halves, integers_avx512::Vectors};
-#[cfg(not(target_arch = "x86_64"))]
-use {Record as Halves, Record as Vectors};
-
-impl<R: Halves + Vectors> SumsOfBlocks for IntegerMatrix<R> {
-    fn sums(
+#[expect(private_bounds, reason = "as above")]
+impl<R: Halves + Vectors> IntegerMatrix<R> {
+    /// See [`super::Matrix::sums`].
+    pub(super) fn sums(
         &self,
         set: InstructionSet,
         blocks: Range<usize>,

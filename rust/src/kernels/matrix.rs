@@ -11,7 +11,6 @@ use super::{
     Bf16Matrix, InstructionSet, Kernels, Q4KMatrix, Q5KMatrix, Q6KMatrix, W4Matrix, W8Matrix,
     check_len,
     input::{Input, Takes},
-    integers::SumsOfBlocks,
     memory::Shared,
     vector::gelu_times,
 };
